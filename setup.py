@@ -1,0 +1,21 @@
+"""Builds the native core (C11) beside the Python package; everything else is in pyproject.toml."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "emberd.daemon.native._core",
+            sources=[
+                "daemon/native/memory.c",
+                "daemon/native/pool.c",
+                "daemon/native/program.c",
+                "daemon/native/sampling.c",
+                "daemon/native/session.c",
+            ],
+            depends=["daemon/native/ember.h", "daemon/native/internal.h", "daemon/native/tvm_abi.h"],
+            extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"],
+            libraries=["m", "dl", "pthread"],
+        )
+    ]
+)
