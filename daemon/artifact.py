@@ -1,0 +1,472 @@
+"""The artifact: the folder that a device loads. Its manifest, its files, read and written here.
+
+    manifest.json          what it is, and size and BLAKE2b-256 of every other file
+    program.msgpack        the compiled step (daemon/program.py)
+    kernels-<isa>.so       compiled kernels, one file per ISA level, listed best first
+    weights.bin            everything but experts, page-aligned, mapped
+    experts.bin            the experts, one 4096-aligned blob each, mapped
+    tokenizer.json ...     the text files of the checkpoint, unchanged
+
+Small files are read whole, checked against the manifest, and it is those very bytes that are used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import io
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.machine import ELF_MACHINES, cpu_features, machine
+from emberd.daemon.program import INT64_MAX, EncodedProgram, Program, integer
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+FORMAT = "emberd-artifact"
+VERSION = 1
+ABI = 1
+MANIFEST, PROGRAM, WEIGHTS, EXPERTS = (
+    "manifest.json",
+    "program.msgpack",
+    "weights.bin",
+    "experts.bin",
+)
+_LARGE = (WEIGHTS, EXPERTS)
+_MANIFEST_LIMIT = 16 << 20
+_BLOCK = 4 << 20
+_EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
+_AT_FDCWD = -100
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What the manifest says about the model; `details` is free-form (parameter counts, ...)."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    max_context: int
+    stop_tokens: tuple[int, ...]
+    recipe: str
+    details: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, value: Any) -> ModelDescription:
+        """Checks the manifest's "model"; EmberdError names the field that is wrong."""
+        fields = dict(_mapping(value, "model"))
+        for key in ("name", "architecture", "recipe"):
+            if not isinstance(fields.get(key), str):
+                raise EmberdError(f"manifest: model.{key} is not a string")
+        for key in ("vocab_size", "hidden_size", "layers", "max_context"):
+            integer(fields.get(key), f"manifest: model.{key}", 1, 2**31 - 1)
+        stop, last = fields.get("stop_tokens"), fields["vocab_size"] - 1
+        if not isinstance(stop, list):
+            raise EmberdError("manifest: model.stop_tokens is not a list")
+        fields["stop_tokens"] = tuple(
+            integer(token, "manifest: a stop token", 0, last) for token in stop
+        )
+        fields["details"] = _mapping(fields.get("details"), "model.details")
+        known = cls.__dataclass_fields__
+        if unknown := sorted(set(fields) - set(known)):
+            raise EmberdError(f"manifest: unknown model fields {unknown}")
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class KernelVariant:
+    """One kernel library: its ISA level and the CPU features that it needs."""
+
+    isa: str
+    file: str
+    cpu_features: tuple[str, ...]
+
+
+class Artifact:
+    """An artifact opened for use: checked, small files in memory, large files by descriptor.
+
+    Attributes: `path`; `model`; `target` (name); `digest` (hex BLAKE2b-256 of the manifest, which
+    covers every byte of the artifact); `kernels` (the variant chosen for this CPU);
+    `kernel_library` (its bytes); `program`; `sizes` (bytes of every file).
+    """
+
+    def __init__(self, path: Path, manifest: bytes) -> None:
+        self.path = path
+        self.digest = _hash(manifest)
+        top = _parse_manifest(manifest)
+        self.model = ModelDescription.from_json(top.get("model"))
+        self.target = _string(top.get("target"), "target")
+        self._files = _manifest_files(top.get("files"))
+        self.sizes = {name: size for name, (size, _) in self._files.items()}
+        for name in (PROGRAM, *_LARGE):
+            if name not in self._files:
+                raise EmberdError(f"{path}: the manifest lists no {name}")
+        for name in _LARGE:
+            os.close(self.open_file(name))
+        self._small = {name: self._read(name) for name in self._files if name not in _LARGE}
+        self.kernels = self._choose(_manifest_kernels(top.get("kernels"), self._files))
+        self.kernel_library = self._small[self.kernels.file]
+        self.program = EncodedProgram.from_bytes(self._small[PROGRAM])
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Artifact:
+        """Opens the artifact folder at `path` and checks all of it but the bytes of weights.bin
+        and experts.bin (see `verify_weights`).
+
+        Raises EmberdError for anything that is missing, damaged, of another version, or compiled
+        for another machine.
+        """
+        folder = Path(path)
+        try:
+            with (folder / MANIFEST).open("rb") as file:
+                manifest = file.read(_MANIFEST_LIMIT)
+        except OSError as error:
+            raise EmberdError(
+                f"{folder} is not an artifact: {MANIFEST}: {error.strerror}"
+            ) from None
+        try:
+            return cls(folder, manifest)
+        except EmberdError as error:
+            raise EmberdError(f"{folder}: {error}") from None
+
+    def has(self, name: str) -> bool:
+        """Whether the artifact has a file of this name."""
+        return name in self._files
+
+    def read(self, name: str) -> bytes:
+        """The checked bytes of a small file (tokenizer.json, chat_template.jinja, ...)."""
+        if name not in self._small:
+            raise EmberdError(f"{self.path} has no {name}")
+        return self._small[name]
+
+    def open_file(self, name: str) -> int:
+        """A read-only descriptor of a file, of the size that the manifest states."""
+        expected = self._files[name][0]
+        try:
+            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise EmberdError(f"{name}: {error.strerror}") from None
+        actual = os.fstat(descriptor).st_size
+        if actual != expected:
+            os.close(descriptor)
+            raise EmberdError(f"{name} has {actual} bytes, expected {expected}: copy it again")
+        return descriptor
+
+    def verify_weights(self) -> None:
+        """Reads weights.bin and experts.bin through and compares their hashes with the manifest."""
+        for name in _LARGE:
+            digest = hashlib.blake2b(digest_size=32)
+            try:
+                with open(self.open_file(name), "rb", buffering=0) as file:  # noqa: PTH123
+                    while block := file.read(_BLOCK):
+                        digest.update(block)
+            except OSError as error:
+                raise EmberdError(f"{self.path / name}: {error.strerror}") from None
+            if digest.hexdigest() != self._files[name][1]:
+                raise EmberdError(f"{self.path / name} is damaged: copy the artifact again")
+
+    def _read(self, name: str) -> bytes:
+        size, expected = self._files[name]
+        try:
+            with open(self.open_file(name), "rb") as file:  # noqa: PTH123
+                data = file.read(size)
+        except OSError as error:
+            raise EmberdError(f"{name}: {error.strerror}") from None
+        if _hash(data) != expected:
+            raise EmberdError(f"{name} is damaged (its hash differs): copy the artifact again")
+        return data
+
+    def _choose(self, variants: Sequence[KernelVariant]) -> KernelVariant:
+        """The first variant that this CPU can run."""
+        here = machine()
+        for variant in variants:
+            built_for = _elf_machine(self._small[variant.file], variant.file)
+            if built_for != here:
+                raise EmberdError(
+                    f"built for target {self.target} ({built_for}), this machine is {here}: "
+                    "build it for this target"
+                )
+        features = cpu_features()
+        for variant in variants:
+            if features.issuperset(variant.cpu_features):
+                return variant
+        wanted = "; ".join(
+            f"{v.isa} needs {', '.join(sorted(set(v.cpu_features) - features))}" for v in variants
+        )
+        raise EmberdError(
+            f"no kernels for this CPU ({here}): it lacks what each variant needs ({wanted}): "
+            "build with an ISA level that it has"
+        )
+
+
+class ArtifactWriter:
+    """Writes an artifact so that it appears under its name complete or not at all.
+
+        with ArtifactWriter(path, model, target="x86-64") as writer:
+            writer.write_program(program)
+            writer.add_kernels("avx2", ["avx2", "fma"], library_bytes)   # best first
+            with writer.open_file("weights.bin") as file:
+                file.write(...)
+            with writer.open_file("experts.bin") as file:
+                file.write(...)
+            writer.write_file("tokenizer.json", data)
+
+    The files go to a hidden folder beside `path`, which takes its name when the block ends without
+    an exception, and is removed otherwise. An existing artifact (or empty folder) is replaced;
+    anything else at `path` is refused. Equal input gives equal bytes. Raises EmberdError.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], model: ModelDescription, *, target: str
+    ) -> None:
+        self._path = Path(path).absolute()
+        self._model = model
+        self._target = target
+        self._kernels: list[KernelVariant] = []
+        self._files: dict[str, dict[str, Any]] = {}
+        self._folder: Path | None = None
+
+    def __enter__(self) -> ArtifactWriter:
+        _check_replaceable(self._path)
+        with _writing(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(
+                tempfile.mkdtemp(
+                    prefix=f".{self._path.name}.", suffix=".partial", dir=self._path.parent
+                )
+            )
+            self._folder.chmod(0o755)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._folder is not None
+        try:
+            if error is None:
+                with _writing(self._path):
+                    self._finish(self._folder)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @contextmanager
+    def open_file(self, name: str) -> Iterator[HashingFile]:
+        """A file of the artifact to write to, in order; hashed on the way, synced at the end."""
+        assert self._folder is not None, "use ArtifactWriter in a with statement"
+        _check_name(name)
+        if name in self._files or name == MANIFEST:
+            raise ValueError(f"{name} is written twice")
+        path = self._folder / name
+        with _writing(path):
+            raw = path.open("xb")
+        with raw:
+            file = HashingFile(raw, path)
+            yield file
+            with _writing(path):
+                raw.flush()
+                os.fsync(raw.fileno())
+        self._files[name] = {"bytes": file.size, "blake2b": file.hexdigest()}
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Writes a whole file."""
+        with self.open_file(name) as file:
+            file.write(data)
+
+    def write_program(self, program: Program) -> None:
+        """Writes program.msgpack."""
+        self.write_file(PROGRAM, program.to_bytes())
+
+    def add_kernels(self, isa: str, cpu_features: Sequence[str], library: bytes) -> None:
+        """Adds the kernel library of an ISA level; add the best first, the device takes the first
+        whose `cpu_features` it has."""
+        variant = KernelVariant(isa, f"kernels-{isa}.so", tuple(cpu_features))
+        self.write_file(variant.file, library)
+        self._kernels.append(variant)
+
+    def _finish(self, folder: Path) -> None:
+        missing = [name for name in (PROGRAM, *_LARGE) if name not in self._files]
+        if missing or not self._kernels:
+            raise ValueError(f"incomplete artifact: no {', '.join(missing) or 'kernels'}")
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "abi": ABI,
+            "model": asdict(self._model),
+            "target": self._target,
+            "kernels": [asdict(variant) for variant in self._kernels],
+            "files": self._files,
+        }
+        text = json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        with (folder / MANIFEST).open("xb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(folder)
+        _check_replaceable(self._path)
+        _put_in_place(folder, self._path)
+        _sync_folder(self._path.parent)
+
+
+class HashingFile:
+    """A binary file open for writing that knows the size and BLAKE2b-256 of what went into it."""
+
+    def __init__(self, raw: io.BufferedWriter, path: Path) -> None:
+        self._raw = raw
+        self._path = path
+        self._digest = hashlib.blake2b(digest_size=32)
+        self.size = 0
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Appends `data` (bytes or any contiguous buffer)."""
+        view = memoryview(data).cast("B")
+        with _writing(self._path):
+            self._raw.write(view)
+        self._digest.update(view)
+        self.size += len(view)
+        return len(view)
+
+    def hexdigest(self) -> str:
+        """The hash of everything written so far."""
+        return self._digest.hexdigest()
+
+
+def _parse_manifest(data: bytes) -> dict[str, Any]:
+    try:
+        top = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise EmberdError(f"{MANIFEST} is not JSON: {error}") from None
+    top = _mapping(top, "the top level")
+    if top.get("format") != FORMAT:
+        raise EmberdError(f"{MANIFEST} says format {top.get('format')!r:.80}, expected {FORMAT!r}")
+    for key, expected in (("version", VERSION), ("abi", ABI)):
+        if top.get(key) != expected:
+            raise EmberdError(
+                f"artifact {key} {top.get(key)!r:.80}, this emberd reads {expected}: "
+                "rebuild it with a matching emberc"
+            )
+    return top
+
+
+def _manifest_files(value: Any) -> dict[str, tuple[int, str]]:
+    files = {}
+    for name, entry in _mapping(value, "files").items():
+        _check_name(name)
+        fields = _mapping(entry, f"files.{name}")
+        size = integer(fields.get("bytes"), f"manifest: size of {name}", 0, INT64_MAX)
+        files[name] = (size, _string(fields.get("blake2b"), f"hash of {name}"))
+    return files
+
+
+def _manifest_kernels(value: Any, files: Mapping[str, Any]) -> list[KernelVariant]:
+    if not isinstance(value, list) or not value:
+        raise EmberdError("manifest: kernels is not a list of variants")
+    variants = []
+    for entry in value:
+        fields = _mapping(entry, "kernels")
+        features = fields.get("cpu_features")
+        if not isinstance(features, list):
+            raise EmberdError("manifest: cpu_features is not a list")
+        variant = KernelVariant(
+            _string(fields.get("isa"), "isa"),
+            _string(fields.get("file"), "kernel file"),
+            tuple(_string(feature, "a CPU feature") for feature in features),
+        )
+        if variant.file not in files or variant.file in _LARGE:
+            raise EmberdError(f"manifest: kernel file {variant.file!r:.80} is not listed")
+        variants.append(variant)
+    return variants
+
+
+def _mapping(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise EmberdError(f"manifest: {what} is not a map")
+    return value
+
+
+def _string(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise EmberdError(f"manifest: {what} is not a string")
+    return value
+
+
+def _check_name(name: str) -> None:
+    """File names are plain: nothing in an artifact points outside of it."""
+    if not name or name.startswith(".") or "/" in name or "\0" in name:
+        raise EmberdError(f"{name!r:.80} is not a plain file name")
+
+
+def _elf_machine(library: bytes, name: str) -> str:
+    if len(library) < 64 or library[:6] != b"\x7fELF\x02\x01":
+        raise EmberdError(f"{name} is not a 64-bit little-endian ELF library")
+    (code,) = struct.unpack_from("<H", library, 18)
+    return ELF_MACHINES.get(code, f"ELF machine {code}")
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
+
+
+def _check_replaceable(path: Path) -> None:
+    """Refuses to overwrite what is neither an artifact nor an empty folder."""
+    if not os.path.lexists(path):
+        return
+    if path.is_dir() and not path.is_symlink():
+        with suppress(OSError, EmberdError):
+            if not any(path.iterdir()):
+                return
+            _parse_manifest((path / MANIFEST).read_bytes())
+            return
+    raise EmberdError(f"{path} exists and is not an artifact: choose another name or remove it")
+
+
+def _put_in_place(folder: Path, path: Path) -> None:
+    """Gives `folder` the name `path`; what was there ends up under the name `folder`."""
+    if not path.exists():
+        folder.rename(path)
+    elif not _exchange(folder, path):
+        old = folder.with_suffix(".replaced")
+        path.rename(old)
+        folder.rename(path)
+        old.rename(folder)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swaps two names in one atomic step; False where libc or the file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    arguments = (_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), ctypes.c_uint(_EXCHANGE))
+    return bool(renameat2(*arguments) == 0)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turns an OSError of ours into an EmberdError that names what was being written."""
+    try:
+        yield
+    except OSError as error:
+        raise EmberdError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,305 @@
+"""The program of an artifact: a compiled step as data, and its serialised form (program.msgpack).
+
+A program is a table of buffers (where each tensor lives) and, per chunk size, flat sequences of
+steps over them: calls of a kernel by symbol, and the hand-over points where experts are acquired.
+`Program` is the readable form that the compiler writes; `EncodedProgram` is the same with its
+tables still packed, which is what the core takes: decoding thousands of steps into Python objects
+would cost more than the first token may.
+
+Here only the structure is checked. Every value in the packed tables (ids, offsets, ends) is
+checked by the core when a model is opened, in one place, next to the memory it protects.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+from typing import Any
+
+import msgpack
+from emberd.daemon.errors import EmberdError
+
+PROGRAM_VERSION = 1
+BUFFER_FIELDS = 8
+INT64_MAX = 2**63 - 1
+LARGEST_CHUNK = 1 << 16
+SECTION_SIZES = ("scratch", "state", "kv_per_token", "logits", "tokens", "positions")
+ROLES = ("body", "logits_last", "logits_all")
+
+
+class Section(IntEnum):
+    """Where a buffer lives; its offset is in bytes from the start of the section."""
+
+    WEIGHTS = 0  # weights.bin, read-only
+    EXPERTS = 1  # experts.bin, read-only
+    SCRATCH = 2  # one per model, no content survives a step
+    STATE = 3  # one per session, zero when it opens
+    KV = 4  # one per session; first dimension -1 = capacity; the offset is in bytes per token
+    TOKENS = 5  # i32[T], written by the core
+    POSITIONS = 6  # i32[T], written by the core
+    LOGITS = 7  # f32, what the caller reads
+    TABLES = 8  # i32, one per model, initial content in the program
+
+
+class StepKind(IntEnum):
+    """What a step does with its arguments."""
+
+    CALL = 0  # call kernel `symbol` with the buffers
+    ACQUIRE_EXPERTS = 1  # layer `symbol`: (ids, expert table, bank) must be resident
+
+
+# DLPack type code and bits; one lane.
+DTYPES: dict[str, tuple[int, int]] = {
+    "int8": (0, 8),
+    "int32": (0, 32),
+    "int64": (0, 64),
+    "uint8": (1, 8),
+    "float16": (2, 16),
+    "float32": (2, 32),
+}
+_DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A contiguous row-major tensor: `shape` of `dtype` at `offset` bytes of `section`."""
+
+    section: Section
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: `symbol` is a kernel's index (CALL) or a layer (ACQUIRE_EXPERTS)."""
+
+    kind: StepKind
+    symbol: int
+    arguments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """The steps that do `role` (one of ROLES) for a chunk of `tokens` tokens."""
+
+    tokens: int
+    role: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class EncodedProgram:
+    """A program with its tables packed: what the core reads. Only the structure is checked.
+
+    `buffers`: int64 x 8 each; `shapes`: int64; `sequences`: (tokens, role, int32 steps).
+    """
+
+    symbols: tuple[str, ...]
+    chunk_sizes: tuple[int, ...]
+    buffers: bytes
+    shapes: bytes
+    section_bytes: Mapping[str, int]
+    tables: bytes
+    sequences: tuple[tuple[int, str, bytes], ...]
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> EncodedProgram:
+        """Reads program.msgpack; EmberdError says which field is not as it must be."""
+        try:
+            top = msgpack.unpackb(data)
+        except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+            raise EmberdError(f"program.msgpack is not readable: {error}") from error
+        top = _mapping(top, "the program")
+        version = top.get("version")
+        if version != PROGRAM_VERSION:
+            raise EmberdError(
+                f"program version {version!r}, this emberd reads {PROGRAM_VERSION}: "
+                "rebuild the artifact with a matching emberc"
+            )
+        symbols = tuple(_string(s, "a kernel symbol") for s in _list(top, "symbols"))
+        for symbol in symbols:
+            if not (symbol.isascii() and symbol.isidentifier()):
+                raise EmberdError(f"program: kernel symbol {symbol!r} is not a C identifier")
+        chunks = tuple(
+            integer(n, "program: a chunk size", 1, LARGEST_CHUNK) for n in _list(top, "chunk_sizes")
+        )
+        if not chunks or any(a >= b for a, b in pairwise(chunks)):
+            raise EmberdError(f"program: chunk sizes {list(chunks)} are not ascending")
+        sizes = _mapping(top.get("section_bytes"), "section_bytes")
+        return cls(
+            symbols=symbols,
+            chunk_sizes=chunks,
+            buffers=_packed(top, "buffers", 8 * BUFFER_FIELDS),
+            shapes=_packed(top, "shapes", 8),
+            section_bytes={
+                name: integer(sizes.get(name), f"program: section_bytes.{name}", 0, INT64_MAX)
+                for name in SECTION_SIZES
+            },
+            tables=_packed(top, "tables", 4),
+            sequences=_sequences(_list(top, "sequences"), chunks),
+        )
+
+    def to_bytes(self) -> bytes:
+        """program.msgpack; equal programs give equal bytes."""
+        top = {
+            "version": PROGRAM_VERSION,
+            "symbols": list(self.symbols),
+            "chunk_sizes": list(self.chunk_sizes),
+            "buffers": self.buffers,
+            "shapes": self.shapes,
+            "section_bytes": {name: self.section_bytes[name] for name in SECTION_SIZES},
+            "tables": self.tables,
+            "sequences": [
+                {"tokens": tokens, "role": role, "steps": steps}
+                for tokens, role, steps in self.sequences
+            ],
+        }
+        packed: bytes = msgpack.packb(top)
+        return packed
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program in readable form.
+
+    `section_bytes`: bytes of each of SECTION_SIZES; `tables`: initial bytes of TABLES (int32).
+    """
+
+    symbols: tuple[str, ...]
+    chunk_sizes: tuple[int, ...]
+    buffers: tuple[Buffer, ...]
+    section_bytes: Mapping[str, int]
+    tables: bytes
+    sequences: tuple[Sequence, ...]
+
+    def encode(self) -> EncodedProgram:
+        """Packs the tables."""
+        shapes: list[int] = []
+        rows: list[int] = []
+        for buffer in self.buffers:
+            code, bits = DTYPES[buffer.dtype]
+            ndim, index = len(buffer.shape), len(shapes)
+            rows += [int(buffer.section), code, bits, ndim, buffer.offset, 0, index, 0]
+            shapes += buffer.shape
+        return EncodedProgram(
+            symbols=tuple(self.symbols),
+            chunk_sizes=tuple(self.chunk_sizes),
+            buffers=struct.pack(f"<{len(rows)}q", *rows),
+            shapes=struct.pack(f"<{len(shapes)}q", *shapes),
+            section_bytes=dict(self.section_bytes),
+            tables=bytes(self.tables),
+            sequences=tuple((s.tokens, s.role, _pack_steps(s.steps)) for s in self.sequences),
+        )
+
+    @classmethod
+    def decode(cls, encoded: EncodedProgram) -> Program:
+        """Unpacks the tables; EmberdError where a table does not hold together."""
+        shapes = struct.unpack(f"<{len(encoded.shapes) // 8}q", encoded.shapes)
+        return cls(
+            symbols=encoded.symbols,
+            chunk_sizes=encoded.chunk_sizes,
+            buffers=tuple(
+                _buffer(index, fields, shapes)
+                for index, fields in enumerate(
+                    struct.iter_unpack(f"<{BUFFER_FIELDS}q", encoded.buffers)
+                )
+            ),
+            section_bytes=encoded.section_bytes,
+            tables=encoded.tables,
+            sequences=tuple(
+                Sequence(tokens, role, _unpack_steps(steps))
+                for tokens, role, steps in encoded.sequences
+            ),
+        )
+
+    def to_bytes(self) -> bytes:
+        """program.msgpack; equal programs give equal bytes."""
+        return self.encode().to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Program:
+        """Reads program.msgpack; EmberdError when it is not one."""
+        return cls.decode(EncodedProgram.from_bytes(data))
+
+
+def integer(value: Any, what: str, low: int, high: int) -> int:
+    """`value` as an integer in [low, high], else an EmberdError that starts with `what`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise EmberdError(f"{what} is {value!r:.80}, expected an integer from {low} to {high}")
+    return value
+
+
+def _mapping(value: Any, what: str) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise EmberdError(f"program: {what} is not a map")
+    return value
+
+
+def _list(top: dict[Any, Any], key: str) -> list[Any]:
+    value = top.get(key)
+    if not isinstance(value, list):
+        raise EmberdError(f"program: {key} is not a list")
+    return value
+
+
+def _string(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise EmberdError(f"program: {what} is {value!r:.80}, expected a string")
+    return value
+
+
+def _packed(top: dict[Any, Any], key: str, unit: int) -> bytes:
+    value = top.get(key)
+    if not isinstance(value, bytes) or len(value) % unit:
+        raise EmberdError(f"program: {key} is not a packed table of {unit}-byte entries")
+    return value
+
+
+def _sequences(values: list[Any], chunks: tuple[int, ...]) -> tuple[tuple[int, str, bytes], ...]:
+    sequences = []
+    for value in values:
+        fields = _mapping(value, "a sequence")
+        role = _string(fields.get("role"), "a sequence's role")
+        if role not in ROLES:
+            raise EmberdError(f"program: role {role!r:.80}, expected one of {', '.join(ROLES)}")
+        tokens = integer(fields.get("tokens"), "program: a sequence's tokens", 1, LARGEST_CHUNK)
+        sequences.append((tokens, role, _packed(fields, "steps", 4)))
+    expected = sorted((tokens, role) for tokens in chunks for role in ROLES)
+    if sorted((tokens, role) for tokens, role, _ in sequences) != expected:
+        raise EmberdError("program: expected one sequence per chunk size and role, no more")
+    return tuple(sequences)
+
+
+def _buffer(index: int, fields: tuple[int, ...], shapes: tuple[int, ...]) -> Buffer:
+    section, code, bits, ndim, offset, _, shape, _ = fields
+    name = _DTYPE_NAMES.get((code, bits))
+    if name is None or not 0 <= section < len(Section):
+        raise EmberdError(f"program: buffer {index} has an unknown section or dtype")
+    if ndim < 0 or shape < 0 or shape + ndim > len(shapes):
+        raise EmberdError(f"program: buffer {index} has its shape outside the shape table")
+    return Buffer(Section(section), name, shapes[shape : shape + ndim], offset)
+
+
+def _pack_steps(steps: tuple[Step, ...]) -> bytes:
+    words: list[int] = []
+    for step in steps:
+        words += [int(step.kind), step.symbol, len(step.arguments), *step.arguments]
+    return struct.pack(f"<{len(words)}i", *words)
+
+
+def _unpack_steps(data: bytes) -> tuple[Step, ...]:
+    words = struct.unpack(f"<{len(data) // 4}i", data)
+    steps = []
+    at = 0
+    while at < len(words):
+        kind, symbol, count = words[at : at + 3] if at + 3 <= len(words) else (-1, 0, 0)
+        end = at + 3 + count
+        if kind not in (StepKind.CALL, StepKind.ACQUIRE_EXPERTS) or not at + 3 <= end <= len(words):
+            raise EmberdError(f"program: step at word {at} is cut short or of unknown kind {kind}")
+        steps.append(Step(StepKind(kind), symbol, words[at + 3 : end]))
+        at = end
+    return tuple(steps)
