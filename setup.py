@@ -7,14 +7,27 @@ setup(
         Extension(
             "emberd.daemon.native._core",
             sources=[
+                "daemon/native/library.c",
                 "daemon/native/memory.c",
+                "daemon/native/model.c",
                 "daemon/native/pool.c",
                 "daemon/native/program.c",
                 "daemon/native/sampling.c",
                 "daemon/native/session.c",
             ],
-            depends=["daemon/native/ember.h", "daemon/native/internal.h", "daemon/native/tvm_abi.h"],
-            extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"],
+            depends=[
+                "daemon/native/ember.h",
+                "daemon/native/internal.h",
+                "daemon/native/tvm_abi.h",
+            ],
+            extra_compile_args=[
+                "-std=c11",
+                "-O3",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-fvisibility=hidden",
+            ],
             libraries=["m", "dl", "pthread"],
         )
     ]

@@ -1,0 +1,494 @@
+"""Models and sessions: the Python face of the native core (daemon/native), through ctypes.
+
+One call per step; the interpreter lock is released meanwhile. A model runs one step at a time: its
+sessions may be used from several threads, and wait for each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from array import array
+from collections.abc import Sequence
+from enum import IntEnum
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from emberd.daemon.artifact import EXPERTS, WEIGHTS, Artifact
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.machine import physical_cpus
+from emberd.daemon.program import BUFFER_FIELDS, ROLES, EncodedProgram
+
+MAX_THREADS = 256
+
+
+class ContextOverflow(EmberdError):  # noqa: N818
+    """The tokens do not fit into the session's capacity; nothing was done."""
+
+
+class LogitsRole(IntEnum):
+    """Which positions of a step get logits."""
+
+    NONE = 0
+    LAST = 1
+    ALL = 2
+
+
+class Model:
+    """An artifact's model, mapped and ready to run.
+
+    `threads`: including the calling one; default one per physical core that this process may use.
+    Raises EmberdError when the artifact's program or kernels are not as they must be, or when
+    memory, threads or descriptors run out.
+
+    Attributes: `chunk_sizes` (ascending; the lengths that a step can have), `vocab_size`,
+    `max_context` (tokens), `threads`, `state_bytes` (recurrent state of a session),
+    `kv_bytes_per_token`.
+    """
+
+    def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
+        self._handle: int | None = None
+        self._lock = threading.RLock()
+        self._sessions: set[int] = set()
+        self._steps = 0  # which step the logits are of
+        cpus = physical_cpus()
+        self.threads = len(cpus) if threads is None else threads
+        if not 1 <= self.threads <= MAX_THREADS:
+            raise EmberdError(f"{self.threads} threads: expected 1 to {MAX_THREADS}")
+        program = artifact.program
+        self.chunk_sizes = program.chunk_sizes
+        self.vocab_size = artifact.model.vocab_size
+        self.max_context = artifact.model.max_context
+        self.state_bytes = program.section_bytes["state"]
+        self.kv_bytes_per_token = program.section_bytes["kv_per_token"]
+        self._logits = _anonymous_memory(program.section_bytes["logits"])
+        self._logits_address = ctypes.addressof(ctypes.c_char.from_buffer(self._logits))
+        files = []
+        try:
+            files = [artifact.open_file(WEIGHTS), artifact.open_file(EXPERTS)]
+            config = _config(artifact, self._logits_address, files, self.threads, cpus)
+            self._handle = _opened(_core.ember_model_open, ctypes.byref(config))
+        except EmberdError as error:
+            raise EmberdError(f"{artifact.path}: {error}") from None
+        finally:
+            for file in files:
+                os.close(file)
+
+    def open_session(self, capacity: int) -> Session:
+        """A new session of up to `capacity` tokens (at most max_context), with zero state.
+
+        Memory is taken as the session grows, not for the capacity.
+        """
+        if not 1 <= capacity <= self.max_context:
+            raise EmberdError(f"a session of {capacity} tokens: expected 1 to {self.max_context}")
+        with self._lock:
+            if self._handle is None:
+                raise EmberdError("the model is closed")
+            handle = _opened(_core.ember_session_open, self._handle, capacity)
+            self._sessions.add(handle)
+        return Session(self, handle, capacity)
+
+    def close(self) -> None:
+        """Gives threads, memory and mappings back, those of open sessions too. Idempotent."""
+        with self._lock:
+            if self._handle is None:
+                return
+            for session in self._sessions:
+                _core.ember_session_close(session)
+            self._sessions.clear()
+            _core.ember_model_close(self._handle)
+            self._handle = None
+            self._steps += 1
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Session:
+    """A conversation's place in a model: recurrent state, KV cache and `length`, tokens so far.
+
+    A step that fails half-way leaves the state undefined: every later call raises EmberdError
+    until `reset`. So does every call after the session or its model is closed.
+    """
+
+    def __init__(self, model: Model, handle: int, capacity: int) -> None:
+        """Use Model.open_session."""
+        self.length = 0
+        self.capacity = capacity
+        self._model = model
+        self._handle = handle
+        self._failure: str | None = None
+        self._snapshots: WeakSet[Snapshot] = WeakSet()
+        self._rewound = False
+
+    def step(self, tokens: Sequence[int], logits: LogitsRole = LogitsRole.LAST) -> Logits | None:
+        """Appends `tokens`, whose number must be one of the model's chunk sizes.
+
+        Returns the logits of the last or of all of them, None for LogitsRole.NONE. Raises
+        ContextOverflow, or EmberdError for tokens outside the vocabulary, with nothing done.
+        """
+        with self._model._lock:
+            self._check_usable()
+            ids = self._checked(tokens)
+            if len(ids) not in self._model.chunk_sizes:
+                raise EmberdError(
+                    f"a step of {len(ids)} tokens: the chunk sizes are {self._model.chunk_sizes}"
+                )
+            return self._step(ids, 0, len(ids), logits)
+
+    def prefill(self, tokens: Sequence[int], logits: LogitsRole = LogitsRole.LAST) -> Logits | None:
+        """Appends any number of tokens, cut into chunks, the largest first; logits as in `step`.
+
+        LogitsRole.ALL is for tokens that fit one chunk: logits live until the next step.
+        """
+        with self._model._lock:
+            self._check_usable()
+            ids = self._checked(tokens)
+            chunks = self._chunks(len(ids))
+            if logits is LogitsRole.ALL and len(chunks) > 1:
+                raise EmberdError(f"logits of all {len(ids)} tokens: take them step by step")
+            start, result = 0, None
+            for size in chunks:
+                last = start + size == len(ids)
+                result = self._step(ids, start, size, logits if last else LogitsRole.NONE)
+                start += size
+            return result
+
+    def snapshot(self) -> Snapshot:
+        """A copy of the recurrent state and the length, for `restore`."""
+        with self._model._lock:
+            self._check_usable()
+            state = bytearray(self._model.state_bytes)
+            _core.ember_session_save(self._handle, _address(state))
+            snapshot = Snapshot(self.length, state)
+            self._snapshots.add(snapshot)
+            return snapshot
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes back to a snapshot of this session.
+
+        Raises EmberdError when the KV cache no longer holds the snapshot's tokens: the session was
+        reset, or went on from an earlier point.
+        """
+        with self._model._lock:
+            self._check_usable()
+            if snapshot not in self._snapshots:
+                raise EmberdError(
+                    f"the snapshot of {snapshot.length} tokens is not of this session's history"
+                )
+            _core.ember_session_load(self._handle, _address(snapshot._state))
+            self.length = snapshot.length
+            self._rewound = True
+
+    def reset(self) -> None:
+        """Forgets everything: zero state, length 0, memory of the KV cache given back."""
+        with self._model._lock:
+            self._check_open()
+            _core.ember_session_reset(self._handle)
+            self._snapshots.clear()
+            self._failure = None
+            self.length = 0
+
+    def close(self) -> None:
+        """Gives the session's memory back. Idempotent."""
+        with self._model._lock:
+            if self._handle in self._model._sessions:
+                self._model._sessions.remove(self._handle)
+                _core.ember_session_close(self._handle)
+            self._handle = 0
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._model._handle is None:
+            raise EmberdError("the model is closed")
+        if self._handle == 0:
+            raise EmberdError("the session is closed")
+
+    def _check_usable(self) -> None:
+        self._check_open()
+        if self._failure is not None:
+            raise EmberdError(f"the session failed before ({self._failure}): reset it")
+
+    def _checked(self, tokens: Sequence[int]) -> array[int]:
+        """The tokens as int32, all in the vocabulary, fitting the capacity."""
+        vocabulary = self._model.vocab_size
+        try:
+            ids = array("i", tokens)
+        except (OverflowError, TypeError) as error:
+            raise EmberdError(f"token ids must be integers below {vocabulary}: {error}") from None
+        if not ids:
+            raise EmberdError("no tokens")
+        if min(ids) < 0 or max(ids) >= vocabulary:
+            wrong = next(token for token in ids if not 0 <= token < vocabulary)
+            raise EmberdError(f"token id {wrong} is outside the vocabulary of {vocabulary}")
+        if self.length + len(ids) > self.capacity:
+            raise ContextOverflow(
+                f"{len(ids)} more tokens do not fit: the session has {self.length} of "
+                f"{self.capacity}"
+            )
+        return ids
+
+    def _chunks(self, count: int) -> list[int]:
+        chunks = []
+        for size in reversed(self._model.chunk_sizes):
+            chunks += [size] * (count // size)
+            count %= size
+        if count:
+            raise EmberdError(f"no way to cut the tokens into chunks {self._model.chunk_sizes}")
+        return chunks
+
+    def _step(self, ids: array[int], start: int, count: int, logits: LogitsRole) -> Logits | None:
+        if self._rewound:
+            self._drop_snapshots()
+        self._model._steps += 1
+        address, _ = ids.buffer_info()
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        status = _core.ember_session_step(
+            self._handle,
+            address + start * ids.itemsize,
+            count,
+            self.length,
+            logits,
+            error,
+            _ERROR_BYTES,
+        )
+        if status != _OK:
+            message = error.value.decode(errors="replace")
+            if status == _FAILED:
+                self._failure = message
+            raise EmberdError(message)
+        self.length += count
+        if logits is LogitsRole.NONE:
+            return None
+        return Logits(self._model, count if logits is LogitsRole.ALL else 1)
+
+    def _drop_snapshots(self) -> None:
+        """After going back, new tokens overwrite the KV cache that later snapshots need."""
+        for snapshot in [s for s in self._snapshots if s.length > self.length]:
+            self._snapshots.discard(snapshot)
+        self._rewound = False
+
+
+class Snapshot:
+    """A session's recurrent state after its first `length` tokens."""
+
+    def __init__(self, length: int, state: bytearray) -> None:
+        self.length = length
+        self._state = state
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the snapshot holds."""
+        return len(self._state)
+
+
+class Logits:
+    """The logits of a step, float32[rows, vocab_size]: a view, valid until the model's next step.
+
+    Every method raises EmberdError after that.
+    """
+
+    def __init__(self, model: Model, rows: int) -> None:
+        """Use Session.step."""
+        self.rows = rows
+        self.vocab_size = model.vocab_size
+        self._model = model
+        self._of_step = model._steps
+
+    def memory(self) -> memoryview[float]:
+        """The values, as a writable memoryview of format "f" and shape [rows, vocab_size]."""
+        self._check_current()
+        used = memoryview(self._model._logits)[: self.rows * self.vocab_size * 4]
+        return used.cast("f", (self.rows, self.vocab_size))
+
+    def add(self, token: int, bias: float, row: int = -1) -> None:
+        """Adds `bias` to the logit of `token`."""
+        address = self._row(row)
+        if not 0 <= token < self.vocab_size:
+            raise EmberdError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
+        value = ctypes.c_float.from_address(address + 4 * token)
+        value.value += bias
+
+    def top(self, k: int, row: int = -1) -> tuple[list[int], list[float]]:
+        """The ids and logits of the `k` greatest, descending; equal ones by ascending id."""
+        address = self._row(row)
+        k = max(0, min(k, self.vocab_size))
+        ids, values = (ctypes.c_int32 * k)(), (ctypes.c_float * k)()
+        _core.ember_top_k(address, self.vocab_size, k, ids, values)
+        return ids[:], values[:]
+
+    def log_sum_exp(self, row: int = -1) -> float:
+        """log(sum(exp(logits))), so that logit - log_sum_exp is a log-probability."""
+        value: float = _core.ember_log_sum_exp(self._row(row), self.vocab_size)
+        return value
+
+    def _check_current(self) -> None:
+        if self._of_step != self._model._steps:
+            raise EmberdError("these logits are gone: the model has made another step")
+
+    def _row(self, row: int) -> int:
+        self._check_current()
+        if not -self.rows <= row < self.rows:
+            raise EmberdError(f"row {row} of {self.rows}")
+        return self._model._logits_address + row % self.rows * self.vocab_size * 4
+
+
+_OK, _FAILED = 0, 2
+_ERROR_BYTES = 512
+
+
+class _Sequence(ctypes.Structure):
+    _fields_ = (
+        ("tokens", ctypes.c_int32),
+        ("role", ctypes.c_int32),
+        ("steps", ctypes.c_char_p),
+        ("words", ctypes.c_int64),
+    )
+
+
+class _Config(ctypes.Structure):
+    """ember_model_config of ember.h."""
+
+    _fields_ = (
+        ("kernels", ctypes.c_char_p),
+        ("kernels_bytes", ctypes.c_int64),
+        ("symbols", ctypes.POINTER(ctypes.c_char_p)),
+        ("symbol_count", ctypes.c_int64),
+        ("buffers", ctypes.c_char_p),
+        ("buffer_count", ctypes.c_int64),
+        ("shapes", ctypes.c_char_p),
+        ("shape_count", ctypes.c_int64),
+        ("sequences", ctypes.POINTER(_Sequence)),
+        ("sequence_count", ctypes.c_int64),
+        ("tables", ctypes.c_char_p),
+        ("tables_bytes", ctypes.c_int64),
+        ("scratch_bytes", ctypes.c_int64),
+        ("state_bytes", ctypes.c_int64),
+        ("kv_bytes_per_token", ctypes.c_int64),
+        ("tokens_bytes", ctypes.c_int64),
+        ("positions_bytes", ctypes.c_int64),
+        ("logits_bytes", ctypes.c_int64),
+        ("logits", ctypes.c_void_p),
+        ("vocab_size", ctypes.c_int64),
+        ("weights_bytes", ctypes.c_int64),
+        ("experts_bytes", ctypes.c_int64),
+        ("weights_file", ctypes.c_int32),
+        ("experts_file", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+        ("cpu_count", ctypes.c_int32),
+        ("cpus", ctypes.POINTER(ctypes.c_int32)),
+    )
+
+
+def _load() -> ctypes.CDLL:
+    """Loads the core; globally, because kernel libraries find the error function in it."""
+    folder = Path(__file__).with_name("native")
+    candidates = [folder / f"_core{suffix}" for suffix in EXTENSION_SUFFIXES]
+    path = next((path for path in candidates if path.exists()), None)
+    if path is None:
+        raise EmberdError(f"the native core is not built: no {candidates[0]}; pip install emberd")
+    core = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    error = (ctypes.c_char_p, ctypes.c_size_t)
+    signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "ember_model_open": (pointer, (ctypes.POINTER(_Config), *error)),
+        "ember_model_close": (None, (pointer,)),
+        "ember_session_open": (pointer, (pointer, int64, *error)),
+        "ember_session_close": (None, (pointer,)),
+        "ember_session_reset": (None, (pointer,)),
+        "ember_session_save": (None, (pointer, pointer)),
+        "ember_session_load": (None, (pointer, pointer)),
+        "ember_session_step": (ctypes.c_int, (pointer, pointer, int32, int64, int32, *error)),
+        "ember_top_k": (int64, (pointer, int64, int64, pointer, pointer)),
+        "ember_log_sum_exp": (ctypes.c_double, (pointer, int64)),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(core, name)
+        function.restype, function.argtypes = result, arguments
+    return core
+
+
+_core = _load()
+
+
+def _opened(function: Any, *arguments: Any) -> int:
+    """Calls a function of the core that returns a handle, or NULL and a message."""
+    error = ctypes.create_string_buffer(_ERROR_BYTES)
+    handle: int | None = function(*arguments, error, _ERROR_BYTES)
+    if handle is None:
+        raise EmberdError(error.value.decode(errors="replace"))
+    return handle
+
+
+def _anonymous_memory(size: int) -> mmap.mmap:
+    """Zeroed memory that is taken page by page as it is written."""
+    try:
+        return mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise EmberdError(f"cannot reserve {size} bytes for logits: {error}") from None
+
+
+def _address(memory: bytearray) -> int | None:
+    """Where the bytes of `memory` are; valid while it is alive and keeps its size."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory else None
+
+
+def _config(
+    artifact: Artifact, logits: int, files: Sequence[int], threads: int, cpus: Sequence[int]
+) -> _Config:
+    """The core's description of an artifact; it refers to the artifact's own bytes."""
+    program: EncodedProgram = artifact.program
+    symbols = [symbol.encode() for symbol in program.symbols]
+    sequences = [
+        _Sequence(tokens, ROLES.index(role), steps, len(steps) // 4)
+        for tokens, role, steps in program.sequences
+    ]
+    pinned = cpus if threads <= len(cpus) else ()
+    sizes = program.section_bytes
+    return _Config(
+        kernels=artifact.kernel_library,
+        kernels_bytes=len(artifact.kernel_library),
+        symbols=(ctypes.c_char_p * len(symbols))(*symbols),
+        symbol_count=len(symbols),
+        buffers=program.buffers,
+        buffer_count=len(program.buffers) // (8 * BUFFER_FIELDS),
+        shapes=program.shapes,
+        shape_count=len(program.shapes) // 8,
+        sequences=(_Sequence * len(sequences))(*sequences),
+        sequence_count=len(sequences),
+        tables=program.tables,
+        tables_bytes=len(program.tables),
+        scratch_bytes=sizes["scratch"],
+        state_bytes=sizes["state"],
+        kv_bytes_per_token=sizes["kv_per_token"],
+        tokens_bytes=sizes["tokens"],
+        positions_bytes=sizes["positions"],
+        logits_bytes=sizes["logits"],
+        logits=logits,
+        vocab_size=artifact.model.vocab_size,
+        weights_bytes=artifact.sizes[WEIGHTS],
+        experts_bytes=artifact.sizes[EXPERTS],
+        weights_file=files[0],
+        experts_file=files[1],
+        threads=threads,
+        cpu_count=len(pinned),
+        cpus=(ctypes.c_int32 * len(pinned))(*pinned),
+    )

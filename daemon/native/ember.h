@@ -1,0 +1,96 @@
+/* The core: runs the programs of an artifact. It knows buffers, steps, threads and bytes; it knows
+ * no model, no HTTP and no policy.
+ *
+ * Calls on one model and its sessions must not overlap; the caller holds a lock per model.
+ * A function that can fail takes a buffer for a message, one line without a newline. */
+#ifndef EMBER_H
+#define EMBER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define EMBER_API __attribute__((visibility("default")))
+
+typedef struct ember_model ember_model;
+typedef struct ember_session ember_session;
+
+typedef enum {
+    EMBER_OK = 0,
+    EMBER_REFUSED = 1, /* bad arguments: nothing was done */
+    EMBER_FAILED = 2,  /* a step failed half-way: the session's state is undefined until reset */
+} ember_status;
+
+typedef enum { EMBER_BODY = 0, EMBER_LOGITS_LAST = 1, EMBER_LOGITS_ALL = 2 } ember_role;
+
+/* Step words as in program.msgpack: kind, symbol, argument count, arguments; repeated. */
+typedef struct {
+    int32_t tokens;
+    int32_t role;
+    const int32_t *steps;
+    int64_t words;
+} ember_sequence;
+
+/* A model to open. Everything is copied except `logits`, which must outlive the model. */
+typedef struct {
+    const void *kernels; /* the bytes of the kernel library */
+    int64_t kernels_bytes;
+    const char *const *symbols;
+    int64_t symbol_count;
+    const int64_t *buffers; /* EMBER_BUFFER_FIELDS each */
+    int64_t buffer_count;
+    const int64_t *shapes;
+    int64_t shape_count;
+    const ember_sequence *sequences;
+    int64_t sequence_count;
+    const void *tables; /* initial content of the TABLES section */
+    int64_t tables_bytes;
+    int64_t scratch_bytes;
+    int64_t state_bytes;
+    int64_t kv_bytes_per_token;
+    int64_t tokens_bytes;
+    int64_t positions_bytes;
+    int64_t logits_bytes;
+    float *logits;
+    int64_t vocab_size;
+    int64_t weights_bytes;
+    int64_t experts_bytes;
+    int32_t weights_file; /* descriptors, not needed after the call */
+    int32_t experts_file;
+    int32_t threads;
+    int32_t cpu_count; /* 0: threads are not pinned */
+    const int32_t *cpus;
+} ember_model_config;
+
+/* Checks every value of the program, loads the kernels, maps the weights and starts the threads.
+ * NULL on failure. */
+EMBER_API ember_model *ember_model_open(const ember_model_config *config, char *error, size_t size);
+
+/* Closes a model; its sessions must be closed before. NULL is allowed. */
+EMBER_API void ember_model_close(ember_model *model);
+
+/* A session of up to `capacity` tokens, with zeroed state. NULL on failure. */
+EMBER_API ember_session *ember_session_open(ember_model *model, int64_t capacity, char *error,
+                                            size_t size);
+EMBER_API void ember_session_close(ember_session *session);
+
+/* Zeroes the state and gives the memory of state and KV cache back. */
+EMBER_API void ember_session_reset(ember_session *session);
+
+/* Copy the state out and in; `state` has the state_bytes of the config. */
+EMBER_API void ember_session_save(const ember_session *session, void *state);
+EMBER_API void ember_session_load(ember_session *session, const void *state);
+
+/* Runs `count` tokens (a chunk size of the program) that follow the first `position` tokens of the
+ * session, then the sequence of `role` if that is not EMBER_BODY. */
+EMBER_API ember_status ember_session_step(ember_session *session, const int32_t *tokens,
+                                          int32_t count, int64_t position, int32_t role,
+                                          char *error, size_t size);
+
+/* The k greatest of row[0..n), in descending order, equal values by ascending id; NaN counts as
+ * -infinity. Returns how many were written: min(k, n). */
+EMBER_API int64_t ember_top_k(const float *row, int64_t n, int64_t k, int32_t *ids, float *values);
+
+/* log(sum(exp(row[0..n)))), NaN counting as -infinity; -infinity for an empty sum. */
+EMBER_API double ember_log_sum_exp(const float *row, int64_t n);
+
+#endif

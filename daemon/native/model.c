@@ -1,0 +1,64 @@
+/* Models: sections mapped, kernels loaded, program checked, threads started; or nothing at all. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+static bool map_sections(ember_model *model, const ember_model_config *config, ember_error error)
+{
+    ember_mapping *sections = model->sections;
+    if (!ember_map_file(&sections[EMBER_WEIGHTS], config->weights_file, config->weights_bytes,
+                        "weights.bin", true, error) ||
+        !ember_map_file(&sections[EMBER_EXPERTS], config->experts_file, config->experts_bytes,
+                        "experts.bin", false, error) ||
+        !ember_map_zeroed(&sections[EMBER_SCRATCH], config->scratch_bytes, EMBER_MAP_HUGE,
+                          "scratch", error) ||
+        !ember_map_zeroed(&sections[EMBER_TOKENS], config->tokens_bytes, EMBER_MAP_PLAIN,
+                          "token", error) ||
+        !ember_map_zeroed(&sections[EMBER_POSITIONS], config->positions_bytes, EMBER_MAP_PLAIN,
+                          "position", error) ||
+        !ember_map_zeroed(&sections[EMBER_TABLES], config->tables_bytes, EMBER_MAP_PLAIN,
+                          "table", error))
+        return false;
+    if (config->tables_bytes > 0)
+        memcpy(sections[EMBER_TABLES].base, config->tables, (size_t)config->tables_bytes);
+    sections[EMBER_LOGITS] = (ember_mapping){(char *)config->logits, (size_t)config->logits_bytes};
+    return true;
+}
+
+ember_model *ember_model_open(const ember_model_config *config, char *text, size_t size)
+{
+    ember_error error = {text, size};
+    ember_model *model = calloc(1, sizeof *model);
+    if (!model) {
+        ember_fail(error, "no memory for a model");
+        return NULL;
+    }
+    model->library.file = -1;
+    model->state_bytes = config->state_bytes;
+    model->kv_bytes_per_token = config->kv_bytes_per_token;
+    model->vocab_size = config->vocab_size;
+    bool ok = map_sections(model, config, error) &&
+              ember_library_open(&model->library, config->kernels, config->kernels_bytes, error) &&
+              ember_program_build(&model->program, config, model->sections, &model->library,
+                                  error);
+    if (ok)
+        model->pool = ember_pool_open(config->threads, config->cpus, config->cpu_count, error);
+    if (model->pool)
+        return model;
+    ember_model_close(model);
+    return NULL;
+}
+
+void ember_model_close(ember_model *model)
+{
+    if (!model)
+        return;
+    ember_pool_close(model->pool);
+    ember_program_free(&model->program);
+    ember_library_close(&model->library);
+    model->sections[EMBER_LOGITS] = (ember_mapping){0}; /* the caller's */
+    for (int i = 0; i < EMBER_SECTION_COUNT; i++)
+        ember_unmap(&model->sections[i]);
+    free(model);
+}

@@ -1,0 +1,353 @@
+/* Programs: checked against the sections they live in, turned into calls, and run.
+ *
+ * Nothing in the packed tables is trusted: every id, offset, size and end is checked here, so that
+ * a damaged program cannot make the core touch memory that is not its own. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+enum { BUFFER_FIELDS = 8, MAX_DIMENSIONS = 8, MAX_ARGUMENTS = 64, STEP_WORDS = 3 };
+enum { FIELD_SECTION, FIELD_CODE, FIELD_BITS, FIELD_NDIM, FIELD_OFFSET, FIELD_SHAPE = 6 };
+
+/* Zero bytes are asked for as one, so that NULL always means no memory. */
+static void *allocate(int64_t count, size_t size)
+{
+    return count < 0 ? NULL : calloc(count > 0 ? (size_t)count : 1, size);
+}
+
+static bool known_type(int64_t code, int64_t bits)
+{
+    switch (code) {
+    case DL_INT:
+        return bits == 8 || bits == 32 || bits == 64;
+    case DL_UINT:
+        return bits == 8;
+    case DL_FLOAT:
+        return bits == 16 || bits == 32;
+    default:
+        return false;
+    }
+}
+
+static int64_t section_size(const ember_model_config *config, int64_t section)
+{
+    switch (section) {
+    case EMBER_WEIGHTS:
+        return config->weights_bytes;
+    case EMBER_EXPERTS:
+        return config->experts_bytes;
+    case EMBER_SCRATCH:
+        return config->scratch_bytes;
+    case EMBER_STATE:
+        return config->state_bytes;
+    case EMBER_KV:
+        return config->kv_bytes_per_token;
+    case EMBER_TOKENS:
+        return config->tokens_bytes;
+    case EMBER_POSITIONS:
+        return config->positions_bytes;
+    case EMBER_LOGITS:
+        return config->logits_bytes;
+    case EMBER_TABLES:
+        return config->tables_bytes;
+    default:
+        return -1;
+    }
+}
+
+/* Bytes of a buffer (in KV: for one token), or -1 when a dimension is not as it must be. */
+static int64_t buffer_bytes(const int64_t *fields, const int64_t *shape)
+{
+    int64_t bytes = fields[FIELD_BITS] / 8;
+    bool in_kv = fields[FIELD_SECTION] == EMBER_KV;
+    if (in_kv && (fields[FIELD_NDIM] == 0 || shape[0] != -1))
+        return -1;
+    for (int64_t i = in_kv; i < fields[FIELD_NDIM]; i++)
+        if (shape[i] < 1 || __builtin_mul_overflow(bytes, shape[i], &bytes))
+            return -1;
+    return bytes;
+}
+
+static bool check_buffer(const ember_model_config *config, int64_t index, ember_error error)
+{
+    const int64_t *fields = config->buffers + index * BUFFER_FIELDS;
+    int64_t section = fields[FIELD_SECTION], ndim = fields[FIELD_NDIM];
+    int64_t shape = fields[FIELD_SHAPE], offset = fields[FIELD_OFFSET];
+    long long id = index;
+    if (section < 0 || section >= EMBER_SECTION_COUNT)
+        return ember_fail(error, "program: buffer %lld is in section %lld, which does not exist",
+                          id, (long long)section);
+    if (!known_type(fields[FIELD_CODE], fields[FIELD_BITS]))
+        return ember_fail(error, "program: buffer %lld has an unknown dtype", id);
+    if (ndim < 0 || ndim > MAX_DIMENSIONS || shape < 0 || shape > config->shape_count - ndim)
+        return ember_fail(error, "program: buffer %lld has its shape outside the shape table", id);
+    int64_t bytes = buffer_bytes(fields, config->shapes + shape), end;
+    if (bytes < 0)
+        return ember_fail(error, "program: buffer %lld has an impossible shape", id);
+    if (offset < 0 || (section != EMBER_KV && offset % EMBER_ALIGNMENT != 0))
+        return ember_fail(error, "program: buffer %lld starts at %lld, which is not a multiple of "
+                                 "%d", id, (long long)offset, EMBER_ALIGNMENT);
+    if (__builtin_add_overflow(offset, bytes, &end) || end > section_size(config, section))
+        return ember_fail(error, "program: buffer %lld ends outside section %lld, which has %lld "
+                                 "bytes", id, (long long)section,
+                          (long long)section_size(config, section));
+    return true;
+}
+
+static bool build_tensors(ember_program *program, const ember_model_config *config,
+                          const ember_mapping *sections, ember_error error)
+{
+    int64_t count = config->buffer_count;
+    program->tensors = allocate(count, sizeof *program->tensors);
+    program->session_tensors = allocate(count, sizeof *program->session_tensors);
+    program->shapes = allocate(config->shape_count, sizeof *program->shapes);
+    if (!program->tensors || !program->session_tensors || !program->shapes)
+        return ember_fail(error, "no memory for %lld buffers", (long long)count);
+    if (config->shape_count > 0)
+        memcpy(program->shapes, config->shapes,
+               (size_t)config->shape_count * sizeof *program->shapes);
+    for (int64_t i = 0; i < count; i++) {
+        if (!check_buffer(config, i, error))
+            return false;
+        const int64_t *fields = config->buffers + i * BUFFER_FIELDS;
+        dl_tensor *tensor = &program->tensors[i];
+        *tensor = (dl_tensor){
+            .device_type = DL_CPU,
+            .ndim = (int32_t)fields[FIELD_NDIM],
+            .dtype = {(uint8_t)fields[FIELD_CODE], (uint8_t)fields[FIELD_BITS], 1},
+            .shape = program->shapes + fields[FIELD_SHAPE],
+        };
+        int64_t section = fields[FIELD_SECTION], offset = fields[FIELD_OFFSET];
+        if (section == EMBER_STATE || section == EMBER_KV)
+            program->session_tensors[program->session_tensor_count++] =
+                (ember_session_tensor){tensor, offset, section == EMBER_KV};
+        else
+            tensor->data = sections[section].base + offset;
+    }
+    return true;
+}
+
+static bool is_int32(const dl_tensor *tensor)
+{
+    return tensor->dtype.code == DL_INT && tensor->dtype.bits == 32;
+}
+
+static int64_t element_count(const dl_tensor *tensor)
+{
+    int64_t count = 1;
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        count *= tensor->shape[i];
+    return count;
+}
+
+static const dl_tensor *argument(const ember_step *step, int index)
+{
+    return step->arguments[index].pointer;
+}
+
+static bool check_acquire(const ember_step *step, ember_error error)
+{
+    if (step->count != 3 || !is_int32(argument(step, 0)) || !is_int32(argument(step, 1)) ||
+        argument(step, 1)->ndim != 1 || argument(step, 2)->ndim < 1)
+        return ember_fail(error, "program: acquire_experts of layer %d takes (ids i32, table i32[E],"
+                                 " bank)", step->symbol);
+    return true;
+}
+
+/* What is being built, and how far. */
+typedef struct {
+    ember_program *program;
+    tvm_kernel **kernels;
+    int64_t buffer_count;
+    int64_t step_count;
+    int64_t argument_count;
+} builder;
+
+/* Reads the step at `words`; returns how many words it has, 0 on failure. */
+static int64_t build_step(builder *build, const int32_t *words, int64_t left, ember_error error)
+{
+    ember_program *program = build->program;
+    long long number = build->step_count;
+    if (left < STEP_WORDS || words[2] < 0 || words[2] > MAX_ARGUMENTS ||
+        words[2] > left - STEP_WORDS)
+        return ember_fail(error, "program: step %lld is cut short", number);
+    int32_t kind = words[0], symbol = words[1], count = words[2];
+    tvm_any *arguments = program->arguments + build->argument_count;
+    for (int32_t i = 0; i < count; i++) {
+        int32_t buffer = words[STEP_WORDS + i];
+        if (buffer < 0 || buffer >= build->buffer_count)
+            return ember_fail(error, "program: step %lld uses buffer %d of %lld", number, buffer,
+                              (long long)build->buffer_count);
+        arguments[i] = (tvm_any){.type_index = TVM_DL_TENSOR,
+                                 .pointer = &program->tensors[buffer]};
+    }
+    ember_step *step = &program->steps[build->step_count];
+    *step = (ember_step){NULL, arguments, count, symbol};
+    if (kind == EMBER_CALL) {
+        if (symbol < 0 || symbol >= program->symbol_count)
+            return ember_fail(error, "program: step %lld calls kernel %d of %lld", number, symbol,
+                              (long long)program->symbol_count);
+        step->kernel = build->kernels[symbol];
+    } else if (kind != EMBER_ACQUIRE_EXPERTS) {
+        return ember_fail(error, "program: step %lld is of unknown kind %d", number, kind);
+    } else if (!check_acquire(step, error)) {
+        return 0;
+    }
+    build->step_count++;
+    build->argument_count += count;
+    return STEP_WORDS + count;
+}
+
+static bool check_sequence(const ember_model_config *config, const ember_sequence *sequence,
+                           ember_error error)
+{
+    int64_t tokens = sequence->tokens, logits;
+    int64_t rows = sequence->role == EMBER_LOGITS_ALL ? tokens : 1;
+    if (tokens < 1 || sequence->role < EMBER_BODY || sequence->role > EMBER_LOGITS_ALL)
+        return ember_fail(error, "program: a sequence of role %d for %lld tokens", sequence->role,
+                          (long long)tokens);
+    if (config->tokens_bytes / (int64_t)sizeof(int32_t) < tokens ||
+        config->positions_bytes / (int64_t)sizeof(int32_t) < tokens)
+        return ember_fail(error, "program: the token and position sections are too small for %lld "
+                                 "tokens", (long long)tokens);
+    if (__builtin_mul_overflow(rows * (int64_t)sizeof(float), config->vocab_size, &logits) ||
+        logits > config->logits_bytes)
+        return ember_fail(error, "program: the logits section has %lld bytes, too small for %lld "
+                                 "rows of %lld", (long long)config->logits_bytes, (long long)rows,
+                          (long long)config->vocab_size);
+    return true;
+}
+
+static bool build_steps(builder *build, const ember_model_config *config, ember_error error)
+{
+    ember_program *program = build->program;
+    int64_t words = 0;
+    for (int64_t i = 0; i < config->sequence_count; i++)
+        words += config->sequences[i].words;
+    program->steps = allocate(words / STEP_WORDS, sizeof *program->steps);
+    program->arguments = allocate(words, sizeof *program->arguments);
+    program->sequences = allocate(config->sequence_count, sizeof *program->sequences);
+    if (!program->steps || !program->arguments || !program->sequences)
+        return ember_fail(error, "no memory for the program");
+    for (int64_t i = 0; i < config->sequence_count; i++) {
+        const ember_sequence *sequence = &config->sequences[i];
+        if (!check_sequence(config, sequence, error))
+            return false;
+        int64_t first = build->step_count;
+        for (int64_t at = 0; at < sequence->words;) {
+            int64_t used = build_step(build, sequence->steps + at, sequence->words - at, error);
+            if (used == 0)
+                return false;
+            at += used;
+        }
+        program->sequences[program->sequence_count++] =
+            (ember_step_list){sequence->tokens, sequence->role, program->steps + first,
+                              build->step_count - first};
+    }
+    return true;
+}
+
+static bool copy_symbols(ember_program *program, const ember_model_config *config,
+                         ember_error error)
+{
+    program->symbols = allocate(config->symbol_count, sizeof *program->symbols);
+    if (!program->symbols)
+        return ember_fail(error, "no memory for kernel names");
+    for (int64_t i = 0; i < config->symbol_count; i++) {
+        program->symbols[i] = strdup(config->symbols[i]);
+        if (!program->symbols[i])
+            return ember_fail(error, "no memory for kernel names");
+        program->symbol_count++;
+    }
+    return true;
+}
+
+bool ember_program_build(ember_program *program, const ember_model_config *config,
+                         const ember_mapping *sections, const ember_library *library,
+                         ember_error error)
+{
+    *program = (ember_program){0};
+    builder build = {.program = program, .buffer_count = config->buffer_count};
+    bool ok = copy_symbols(program, config, error) &&
+              build_tensors(program, config, sections, error);
+    if (ok) {
+        build.kernels = allocate(config->symbol_count, sizeof *build.kernels);
+        ok = build.kernels || ember_fail(error, "no memory for kernels");
+    }
+    for (int64_t i = 0; ok && i < program->symbol_count; i++) {
+        build.kernels[i] = ember_library_kernel(library, program->symbols[i]);
+        if (!build.kernels[i])
+            ok = ember_fail(error, "the kernel library has no %s", program->symbols[i]);
+    }
+    ok = ok && build_steps(&build, config, error);
+    free(build.kernels);
+    if (!ok)
+        ember_program_free(program);
+    return ok;
+}
+
+void ember_program_free(ember_program *program)
+{
+    for (int64_t i = 0; i < program->symbol_count; i++)
+        free(program->symbols[i]);
+    free(program->symbols);
+    free(program->tensors);
+    free(program->shapes);
+    free(program->arguments);
+    free(program->steps);
+    free(program->sequences);
+    free(program->session_tensors);
+    *program = (ember_program){0};
+}
+
+const ember_step_list *ember_program_find(const ember_program *program, int32_t tokens,
+                                          int32_t role)
+{
+    for (int64_t i = 0; i < program->sequence_count; i++)
+        if (program->sequences[i].tokens == tokens && program->sequences[i].role == role)
+            return &program->sequences[i];
+    return NULL;
+}
+
+/* With the whole bank mapped, every expert is resident: the ids only have to be real ones. */
+static bool acquire_experts(const ember_step *step, ember_error error)
+{
+    const int32_t *ids = argument(step, 0)->data, *table = argument(step, 1)->data;
+    int64_t experts = argument(step, 1)->shape[0], slots = argument(step, 2)->shape[0];
+    int64_t count = element_count(argument(step, 0));
+    for (int64_t i = 0; i < count; i++) {
+        if (ids[i] < 0 || ids[i] >= experts)
+            return ember_fail(error, "layer %d chose expert %d of %lld", step->symbol, ids[i],
+                              (long long)experts);
+        if (table[ids[i]] < 0 || table[ids[i]] >= slots)
+            return ember_fail(error, "layer %d: expert %d is in slot %d of %lld", step->symbol,
+                              ids[i], table[ids[i]], (long long)slots);
+    }
+    return true;
+}
+
+static bool call_kernel(const ember_program *program, const ember_step *step, ember_error error)
+{
+    tvm_any result = {.type_index = TVM_NONE};
+    if (step->kernel(NULL, step->arguments, step->count, &result) == 0)
+        return true;
+    const char *reason = ember_kernel_error();
+    bool failed = ember_fail(error, "kernel %s failed: %s", program->symbols[step->symbol],
+                             *reason ? reason : "it gave no reason");
+    ember_set_kernel_error("");
+    return failed;
+}
+
+bool ember_program_run(const ember_program *program, const ember_step_list *list,
+                       ember_error error)
+{
+    for (int64_t i = 0; i < list->step_count; i++) {
+        const ember_step *step = &list->steps[i];
+        bool ok = step->kernel ? call_kernel(program, step, error) : acquire_experts(step, error);
+        if (!ok)
+            return false;
+    }
+    return true;
+}
