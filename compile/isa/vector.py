@@ -5,7 +5,7 @@ than the machine's, so every function here works on every ISA; what differs is i
 Nothing here becomes a call to a library function: the kernels are loaded without a C runtime.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,6 +76,24 @@ def stack_buffer(count: int, dtype: str = "float32") -> Buffer:
     return T.alloc_buffer((count,), dtype, scope="global")
 
 
+def for_block(index: Expr, total: int, size: int, body: Callable[[int], None]) -> None:
+    """Emits body(count) for block `index` of a dimension `total` that is cut into blocks of `size`.
+
+    The count is `size`, or what is left of the dimension for the last block.
+    """
+    whole, rest = divmod(total, size)
+    if not rest:
+        body(size)
+    elif not whole:
+        body(rest)
+    else:
+        with T.If(index < whole):
+            with T.Then():
+                body(size)
+            with T.Else():
+                body(rest)
+
+
 def intrinsic(dtype: str, name: str, *arguments: Expr) -> Expr:
     """Call of a pure LLVM intrinsic."""
     return T.call_llvm_pure_intrin(dtype, name, *arguments)
@@ -109,16 +127,18 @@ def halves(value: Expr) -> tuple[Expr, Expr]:
 
 
 def sum_lanes(value: Expr) -> Expr:
-    """Sum of the lanes (a power of two), pairwise: lane i with lane i + lanes/2 first."""
-    while type_of(value)[1] > 1:
+    """Sum of the lanes (a power of two); of floats pairwise, lane i with lane i + lanes/2 first."""
+    dtype, lanes = type_of(value)
+    if dtype != "float32":
+        return T.Bind(intrinsic(dtype, "llvm.vector.reduce.add", value))
+    while lanes > 1:
         low, high = halves(value)
-        value = low + high
+        value, lanes = low + high, lanes // 2
     return T.Bind(value)
 
 
 def max_lanes(value: Expr) -> Expr:
-    """Largest lane (lanes: a power of two)."""
-    while type_of(value)[1] > 1:
-        low, high = halves(value)
-        value = T.max(low, high)
-    return T.Bind(value)
+    """Largest lane. An intrinsic, as TVM's simplifier expands nested max exponentially."""
+    dtype = type_of(value)[0]
+    name = "llvm.vector.reduce.fmax" if dtype == "float32" else "llvm.vector.reduce.smax"
+    return T.Bind(intrinsic(dtype, name, value))

@@ -1,0 +1,247 @@
+"""Dot products of weight rows with token rows: the inner loops that linear and moe share.
+
+Every function computes a token's row by the same operations in the same order whatever the number
+of rows around it, so results do not depend on how a prompt is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from emberd.compile.isa.isa import Isa
+from emberd.compile.isa.vector import (
+    Buffer,
+    Expr,
+    absolute,
+    broadcast,
+    constant,
+    intrinsic,
+    load,
+    max_lanes,
+    multiply_add,
+    round_to_int,
+    stack_buffer,
+    store,
+    sum_lanes,
+    vector_type,
+)
+from emberd.compile.kernels.dimensions import Dimension, Scratch
+from emberd.compile.quantize.formats import GROUP, SCALE_BYTES, TILE, GroupFormat
+from numpy.typing import NDArray
+from tvm.script import tirx as T  # noqa: N812
+
+ROWS = 16
+"""Most token rows that one pass over a weight tile serves."""
+
+_SMALLEST = 2.0**-100  # a group whose largest activation is below this counts as zero
+_INVERSE_127 = float(np.float32(1 / 127))
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Token rows quantised to int8 in groups of 32; three scratch buffers of a kernel."""
+
+    values: Buffer  # int8 [rows, columns]
+    scales: Buffer  # float32 [rows, columns / 32]
+    sums: Buffer  # int32 [rows, columns / 32]: sums of the values
+
+    @staticmethod
+    def arguments(prefix: str, rows: Dimension, columns: int) -> Activations:
+        """Declares the scratch arguments, in the order of `scratch`."""
+        groups = columns // GROUP
+        return Activations(
+            T.arg(f"{prefix}_values", T.buffer((rows, columns), "int8")),
+            T.arg(f"{prefix}_scales", T.buffer((rows, groups), "float32")),
+            T.arg(f"{prefix}_sums", T.buffer((rows, groups), "int32")),
+        )
+
+    @staticmethod
+    def scratch(rows: int, columns: int) -> Scratch:
+        groups = columns // GROUP
+        return [("int8", (rows, columns)), ("float32", (rows, groups)), ("int32", (rows, groups))]
+
+    def store_group(self, vectors: list[Expr], row: Expr, group: Expr) -> None:
+        """Quantises 32 floats (in vectors of equal lanes) as group `group` of row `row`."""
+        lanes = GROUP // len(vectors)
+        # Floats without a sign are ordered as their bits are.
+        integers = vector_type("int32", lanes)
+        magnitudes = [T.Bind(T.reinterpret(integers, absolute(vector))) for vector in vectors]
+        largest = magnitudes[0]
+        for magnitude in magnitudes[1:]:
+            largest = T.Bind(intrinsic(integers, "llvm.smax", largest, magnitude))
+        largest = T.Bind(T.reinterpret("float32", max_lanes(largest)))
+        inverse = T.Bind(
+            T.Select(largest > T.float32(_SMALLEST), T.float32(127.0) / largest, T.float32(0.0))
+        )
+        total = broadcast(T.int32(0), lanes)
+        for i, vector in enumerate(vectors):
+            rounded = round_to_int(vector * broadcast(inverse, lanes))
+            total = T.Bind(total + rounded)
+            quantised = T.Cast(vector_type("int8", lanes), rounded)
+            store(self.values, quantised, [row, group * GROUP + i * lanes])
+        store(self.scales, largest * T.float32(_INVERSE_127), [row, group])
+        store(self.sums, sum_lanes(total), [row, group])
+
+    def store_row(self, isa: Isa, x: Buffer, source: Expr, row: Expr) -> None:
+        """Quantises row `source` of x as row `row`."""
+        with T.serial(0, int(x.shape[1]) // GROUP) as group:
+            vectors = [
+                load(x, [source, group * GROUP + i], isa.lanes) for i in range(0, GROUP, isa.lanes)
+            ]
+            self.store_group(vectors, row, group)
+
+
+def quantise_reference(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """x f32[T, K] as the q4 and q8 kernels see it: int8 per group of 32, times its scale."""
+    groups = x.astype(np.float32).reshape(len(x), -1, GROUP)
+    largest = np.abs(groups).max(axis=-1, keepdims=True)
+    inverse = np.where(largest > _SMALLEST, 127 / np.maximum(largest, _SMALLEST), 0)
+    values = np.rint(groups * inverse.astype(np.float32))
+    return (values * (largest * np.float32(_INVERSE_127))).reshape(x.shape)
+
+
+@dataclass(frozen=True)
+class _GroupPosition:
+    """A group of 32 columns and some rows of a tile."""
+
+    block: Expr  # byte offset of the group's block
+    half: Expr  # 0 or 1: which group of the block
+    group: Expr  # which group of the row
+    lane: Expr  # first row in the tile
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A packed q4 or q8 matrix inside a byte buffer."""
+
+    format: GroupFormat
+    columns: int
+    buffer: Buffer  # uint8, one-dimensional or [experts, bytes]
+    prefix: tuple[Expr, ...] = ()  # index of the expert
+    offset: int = 0  # of the matrix, in bytes
+
+    def dot_tile(
+        self, isa: Isa, tile: Expr, activations: Activations, first: Expr, count: Expr | int
+    ) -> Buffer:
+        """Dot products of the 16 rows of a tile with token rows first .. first + count - 1.
+
+        count <= ROWS. Returns a stack buffer float32 [ROWS * 16], a row per token.
+        """
+        sums = stack_buffer(ROWS * TILE)
+        with T.serial(0, count) as row, T.serial(0, TILE // isa.lanes) as part:
+            store(sums, constant(0.0, isa.lanes), [row * TILE + part * isa.lanes])
+        groups = self.columns // GROUP
+        tile_offset = T.Bind(
+            T.Cast("int64", tile) * T.int64(self.format.tile_bytes(self.columns))
+            + T.int64(self.offset)
+        )
+        with T.serial(0, (groups + 1) // 2) as block:
+            halves = 2 if groups % 2 == 0 else T.min(2, groups - block * 2)
+            with T.serial(0, halves) as half, T.serial(0, TILE // isa.lanes) as part:
+                at = _GroupPosition(
+                    block=T.Bind(tile_offset + block * self.format.block_bytes),
+                    half=half,
+                    group=T.Bind(block * 2 + half),
+                    lane=T.Bind(part * isa.lanes),
+                )
+                self._add_group(isa, at, activations, first, count, sums)
+        return sums
+
+    def _add_group(
+        self,
+        isa: Isa,
+        at: _GroupPosition,
+        activations: Activations,
+        first: Expr,
+        count: Expr | int,
+        sums: Buffer,
+    ) -> None:
+        """Adds the products of one group, for `lanes` rows of the tile."""
+        lanes = isa.lanes
+        scale_bits = self._load(at.block + (at.half * TILE + at.lane) * 2, 2 * lanes)
+        scales = T.Bind(isa.half_to_float(T.reinterpret(vector_type("uint16", lanes), scale_bits)))
+        integers = T.Bind(at.block + at.half * self.format.group_bytes + at.lane * 4 + SCALE_BYTES)
+        chunks = [
+            self._load(integers + 4 * TILE * j, 4 * lanes)
+            for j in range(self.format.group_bytes // (4 * TILE))
+        ]
+        if self.format.bits == 4:
+            chunks = _nibbles(chunks, lanes)
+        with T.serial(0, count) as row:
+            token = T.Bind(first + row)
+            quads = [
+                T.reinterpret(
+                    "int32", load(activations.values, [token, at.group * GROUP + 4 * j], 4)
+                )
+                for j in range(GROUP // 4)
+            ]
+            product = isa.dot_group(
+                self.format.zero_point, chunks, quads, activations.sums[token, at.group]
+            )
+            scale = scales * broadcast(activations.scales[token, at.group], lanes)
+            position = [row * TILE + at.lane]
+            total = multiply_add(
+                T.Cast(vector_type("float32", lanes), product), scale, load(sums, position, lanes)
+            )
+            store(sums, total, position)
+
+    def _load(self, offset: Expr, count: int) -> Expr:
+        return load(self.buffer, [*self.prefix, offset], count)
+
+
+def _nibbles(chunks: list[Expr], lanes: int) -> list[Expr]:
+    """Low nibbles of all the chunks, then high nibbles: columns in order."""
+    words, bytes_ = vector_type("uint32", lanes), vector_type("uint8", 4 * lanes)
+    low = [T.Bind(chunk & T.broadcast(T.uint8(15), 4 * lanes)) for chunk in chunks]
+    high = [
+        T.Bind(
+            T.reinterpret(
+                bytes_,
+                T.shift_right(T.reinterpret(words, chunk), broadcast(T.uint32(4), lanes))
+                & broadcast(T.uint32(0x0F0F0F0F), lanes),
+            )
+        )
+        for chunk in chunks
+    ]
+    return low + high
+
+
+FLOAT_ROWS = 4
+"""Weight rows in f32 that one pass over a token row serves."""
+
+FloatLoad = Callable[[Expr, Expr, int], Expr]
+"""(row, column, lanes) -> that many float32 weights."""
+
+
+def dot_float_rows(
+    isa: Isa, weight: FloatLoad, rows: Sequence[Expr], x: Buffer, token: Expr
+) -> list[Expr]:
+    """Dot products of a few float32 weight rows with row `token` of x: a scalar for each.
+
+    One vector accumulator a weight row, then its lanes pairwise, then the columns that do not fill
+    a vector one by one.
+    """
+    columns, lanes = int(x.shape[1]), isa.lanes
+    whole = columns // lanes * lanes
+    sums = stack_buffer(len(rows) * lanes)
+    for i in range(len(rows)):
+        store(sums, constant(0.0, lanes), [i * lanes])
+    with T.serial(0, whole // lanes) as step:
+        values = load(x, [token, step * lanes], lanes)
+        for i, row in enumerate(rows):
+            product = multiply_add(
+                weight(row, step * lanes, lanes), values, load(sums, [i * lanes], lanes)
+            )
+            store(sums, product, [i * lanes])
+    totals = [sum_lanes(load(sums, [i * lanes], lanes)) for i in range(len(rows))]
+    if whole == columns:
+        return totals
+    for i, total in enumerate(totals):
+        store(sums, total, [i])
+    with T.serial(whole, columns) as column:
+        value = load(x, [token, column], 1)
+        for i, row in enumerate(rows):
+            store(sums, multiply_add(weight(row, column, 1), value, load(sums, [i], 1)), [i])
+    return [load(sums, [i], 1) for i in range(len(rows))]

@@ -1,0 +1,128 @@
+"""Linear layer: y = x W^T (+ residual), with W in f32, q8 or q4."""
+
+from __future__ import annotations
+
+import numpy as np
+from emberd.compile.isa.isa import Isa
+from emberd.compile.isa.vector import (
+    Buffer,
+    Expr,
+    PrimFunc,
+    for_block,
+    kernel,
+    load,
+    store,
+    type_of,
+)
+from emberd.compile.kernels.dimensions import Scratch, dimension, token_suffix
+from emberd.compile.kernels.dot import (
+    FLOAT_ROWS,
+    ROWS,
+    Activations,
+    Weights,
+    dot_float_rows,
+)
+from emberd.compile.quantize.formats import FORMATS, TILE, GroupFormat
+from numpy.typing import NDArray
+from tvm.script import tirx as T  # noqa: N812
+
+Floats = NDArray[np.float32]
+
+
+def reference(x: Floats, weight: Floats, residual: Floats | None = None) -> Floats:
+    """x [T, K], weight [N, K] (unpacked), residual [T, N] -> y [T, N].
+
+    For q8 and q4 the kernel computes `reference(quantise_reference(x), ...)`.
+    """
+    y = x.astype(np.float64) @ weight.astype(np.float64).T
+    return (y if residual is None else y + residual).astype(np.float32)
+
+
+def linear(
+    isa: Isa, *, format: str, n: int, k: int, residual: bool, tokens: int | None
+) -> PrimFunc:
+    """x f32[T,k], weight (f32[n,k] or u8[packed]), (residual f32[T,n]) -> y f32[T,n]; scratch.
+
+    In q8 and q4, x is quantised to int8 in groups of 32 (rounded to nearest even, scale = largest /
+    127); the integer dot products of the groups are exact and added up in float32, in order of k.
+    EmberdError when the format cannot take the dimensions.
+    """
+    weight_format = FORMATS[format]
+    weight_format.check(n, k)
+    suffix = "_residual" if residual else ""
+    with kernel(f"linear{suffix}_{format}_n{n}_k{k}_{token_suffix(tokens)}") as builder:
+        rows = dimension("tokens", tokens)
+        x = T.arg("x", T.buffer((rows, k), "float32"))
+        if isinstance(weight_format, GroupFormat):
+            size = T.int64(weight_format.packed_bytes(n, k))
+            weight = T.arg("weight", T.buffer((size,), "uint8"))
+        else:
+            weight = T.arg("weight", T.buffer((n, k), "float32"))
+        added = T.arg("residual", T.buffer((rows, n), "float32")) if residual else None
+        y = T.arg("y", T.buffer((rows, n), "float32"))
+        if isinstance(weight_format, GroupFormat):
+            activations = Activations.arguments("x", rows, k)
+            with T.sblock("root"):
+                _quantise(isa, x, activations, tokens)
+                _grouped(isa, Weights(weight_format, k, weight), activations, added, y)
+        else:
+            with T.sblock("root"):
+                _float(isa, x, weight, added, y)
+    return builder.get()
+
+
+def linear_scratch(tokens: int, *, format: str, n: int, k: int) -> Scratch:
+    """The quantised x."""
+    return Activations.scratch(tokens, k) if isinstance(FORMATS[format], GroupFormat) else []
+
+
+def _quantise(isa: Isa, x: Buffer, activations: Activations, tokens: int | None) -> None:
+    """A single row is not worth waking the other threads."""
+    with (T.serial if tokens == 1 else T.parallel)(0, x.shape[0]) as row:
+        activations.store_row(isa, x, row, row)
+
+
+def _grouped(
+    isa: Isa, weights: Weights, activations: Activations, residual: Buffer | None, y: Buffer
+) -> None:
+    """A task is a tile of 16 rows: its weights are read once and stay in cache for all tokens."""
+    tokens, n = y.shape[0], int(y.shape[1])
+    with T.parallel(0, -(-n // TILE)) as tile, T.serial(0, (tokens + ROWS - 1) // ROWS) as block:
+        first = T.Bind(block * ROWS)
+        count = T.Bind(T.min(tokens - first, T.int64(ROWS)))
+        sums = weights.dot_tile(isa, tile, activations, first, count)
+
+        def finish(valid: int) -> None:
+            lanes = isa.lanes if valid == TILE else 1
+            with T.serial(0, count) as row:
+                for lane in range(0, valid, lanes):
+                    value = load(sums, [row * TILE + lane], lanes)
+                    _put(y, residual, value, [first + row, tile * TILE + lane])
+
+        for_block(tile, n, TILE, finish)
+
+
+def _float(isa: Isa, x: Buffer, weight: Buffer, residual: Buffer | None, y: Buffer) -> None:
+    """A task is a few weight rows, which stay in cache for all tokens."""
+    tokens, n = y.shape[0], int(y.shape[1])
+
+    def weights(row: Expr, column: Expr, lanes: int) -> Expr:
+        return load(weight, [row, column], lanes)
+
+    with T.parallel(0, -(-n // FLOAT_ROWS)) as block:
+
+        def dot(valid: int) -> None:
+            rows = [T.Bind(T.Cast("int64", block) * FLOAT_ROWS + i) for i in range(valid)]
+            with T.serial(0, tokens) as token:
+                sums = dot_float_rows(isa, weights, rows, x, token)
+                for row, value in zip(rows, sums, strict=True):
+                    _put(y, residual, value, [token, row])
+
+        for_block(block, n, FLOAT_ROWS, dot)
+
+
+def _put(y: Buffer, residual: Buffer | None, value: Expr, at: list[Expr]) -> None:
+    """Stores value + residual."""
+    if residual is not None:
+        value = value + load(residual, at, type_of(value)[1])
+    store(y, value, at)

@@ -1,0 +1,111 @@
+"""linear: every format against numpy on the unpacked weights, on every ISA of this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emberd.compile.isa.isa import Isa
+from emberd.compile.kernels.dot import quantise_reference
+from emberd.compile.kernels.linear import linear, linear_scratch, reference
+from emberd.compile.quantize.formats import FORMATS
+from emberd.daemon.errors import EmberdError
+
+CASES = [  # format, n, k, residual
+    ("f32", 24, 48, False),
+    ("f32", 1, 100, False),
+    ("f32", 3, 7, True),
+    ("f32", 33, 130, True),
+    ("q8", 37, 96, True),
+    ("q8", 80, 160, False),
+    ("q4", 7, 32, False),
+    ("q4", 37, 96, False),
+    ("q4", 80, 160, True),
+]
+TOKENS = 37  # two blocks of 16 and a rest
+IDS = [f"{case[0]}-{case[1]}x{case[2]}{'-residual' * case[3]}" for case in CASES]
+
+
+@pytest.fixture(scope="module")
+def library(isa: Isa, harness: Any) -> Any:
+    return harness.library(
+        isa,
+        [
+            linear(isa, format=name, n=n, k=k, residual=residual, tokens=tokens)
+            for name, n, k, residual in CASES
+            for tokens in (1, None)
+        ],
+    )
+
+
+class Problem:
+    """Random inputs of one case, and the kernel's result on their first rows."""
+
+    def __init__(self, case: tuple[str, int, int, bool], harness: Any, library: Any) -> None:
+        self.format, self.n, self.k, has_residual = case
+        random = np.random.default_rng(self.n)
+        weight = random.standard_normal((self.n, self.k)).astype(np.float32) / 8
+        self.x = random.standard_normal((TOKENS, self.k)).astype(np.float32)
+        self.residual = None
+        if has_residual:
+            self.residual = random.standard_normal((TOKENS, self.n)).astype(np.float32)
+        packed = FORMATS[self.format].pack(weight)
+        self.weight = FORMATS[self.format].unpack(packed, self.n, self.k)
+        self.packed = harness.aligned(self.weight if self.format == "f32" else packed)
+        self._harness, self._library = harness, library
+
+    def run(self, rows: slice, suffix: str) -> np.ndarray:
+        """The kernel's y for some rows of x."""
+        x = self._harness.aligned(self.x[rows])
+        y = self._harness.empty(np.float32, (len(x), self.n))
+        residual = [] if self.residual is None else [self._harness.aligned(self.residual[rows])]
+        scratch = linear_scratch(len(x), format=self.format, n=self.n, k=self.k)
+        name = f"linear{'_residual' * len(residual)}_{self.format}_n{self.n}_k{self.k}_{suffix}"
+        self._library(name, x, self.packed, *residual, y, *self._harness.scratch(scratch))
+        return y
+
+    def reference(self, quantised: bool) -> np.ndarray:
+        x = quantise_reference(self.x) if quantised else self.x
+        return reference(x, self.weight, self.residual)
+
+
+@pytest.fixture(params=CASES, ids=IDS)
+def problem(request: pytest.FixtureRequest, harness: Any, library: Any) -> Problem:
+    return Problem(request.param, harness, library)
+
+
+def test_agrees_with_reference(problem: Problem) -> None:
+    y = problem.run(slice(None), "tn")
+    expected = problem.reference(quantised=problem.format != "f32")
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def test_quantised_activations_cost_less_than_a_percent(problem: Problem) -> None:
+    exact = problem.reference(quantised=False)
+    error = np.linalg.norm(problem.run(slice(None), "tn") - exact) / np.linalg.norm(exact)
+    assert error < 0.01
+
+
+def test_rows_do_not_depend_on_the_number_of_tokens(problem: Problem) -> None:
+    many = problem.run(slice(None), "tn")
+    for row in (0, 15, 16, TOKENS - 1):
+        rows = slice(row, row + 1)
+        np.testing.assert_array_equal(problem.run(rows, "t1"), many[rows])
+    np.testing.assert_array_equal(problem.run(slice(5, 28), "tn"), many[5:28])
+
+
+def test_silent_and_loud_activations(harness: Any, library: Any) -> None:
+    """Groups of zeros and of denormals count as zero; large ones do not overflow."""
+    problem = Problem(("q4", 37, 96, False), harness, library)
+    problem.x[:, :32] = 0
+    problem.x[:, 32:64] = 1e-40
+    problem.x[:, 64:] *= 1e30
+    y = problem.run(slice(None), "tn")
+    expected = reference(quantise_reference(problem.x), problem.weight)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def test_dimensions_that_the_format_cannot_take(isa: Isa) -> None:
+    with pytest.raises(EmberdError, match="multiple of 32"):
+        linear(isa, format="q4", n=16, k=40, residual=False, tokens=1)
