@@ -1,0 +1,232 @@
+"""Elementary functions and reductions of f32 vectors, written as TIR.
+
+Every product that is added to something goes through `multiply_add`, so that it is fused where this
+file says so and never at LLVM's discretion: that is what makes a kernel for one token and a kernel
+for many tokens agree to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from emberd.compile.isa.definition import Isa
+from emberd.compile.isa.vector import (
+    Expr,
+    absolute,
+    broadcast,
+    constant,
+    intrinsic,
+    load,
+    multiply_add,
+    stack_buffer,
+    store,
+    type_of,
+    vector_type,
+)
+from tvm.script import tirx as T  # noqa: N812
+from tvm.tirx import Shuffle
+
+LOWEST = -3.0e38
+"""Stands for minus infinity in running maxima: differences of two such stay free of NaN."""
+
+_LOG2_E = 1.4426950408889634
+_LN_2_HIGH = 0.693359375  # few bits, so that n * _LN_2_HIGH is exact for every exponent n
+_LN_2_LOW = -2.12194440e-4
+_ROUND = 12582912.0  # 1.5 * 2^23: adding it leaves the nearest integer in the low mantissa bits
+_EXP_MIN = -87.33654  # below, e^x is not a normal number
+_EXP_MAX = 88.37626  # above, the power of two would need two factors
+_EXP_COEFFICIENTS = (  # (e^r - 1 - r) / r^2 for |r| <= ln(2) / 2, minimax (Cephes expf)
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+_ATANH_COEFFICIENTS = tuple(2.0 / power for power in range(15, 0, -2))  # of 2 atanh(s) / s in s^2
+_HALF_MAX = 65504.0
+
+
+class Register:
+    """A vector variable of f32. LLVM keeps it in a register: it is a stack array of one vector."""
+
+    def __init__(self, initial: Expr) -> None:
+        self._lanes = type_of(initial)[1]
+        self._buffer = stack_buffer(self._lanes)
+        self.set(initial)
+
+    @property
+    def value(self) -> Expr:
+        return load(self._buffer, [0], self._lanes)
+
+    def set(self, value: Expr) -> None:
+        store(self._buffer, value, [0])
+
+    def add_product(self, a: Expr, b: Expr) -> None:
+        """Adds a * b."""
+        self.set(multiply_add(a, b, self.value))
+
+
+def pinned(value: Expr) -> Expr:
+    """The same value, which TVM cannot substitute into its uses.
+
+    TVM's simplifier puts the definition of a bound variable in place of every use, so that chains
+    of expressions that use their operands twice grow exponentially. It leaves memory alone.
+    """
+    return Register(value).value
+
+
+def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
+    """Horner's rule; coefficients from the highest power down."""
+    lanes = type_of(x)[1]
+    value = constant(coefficients[0], lanes)
+    for coefficient in coefficients[1:]:
+        value = multiply_add(value, x, constant(coefficient, lanes))
+    return value
+
+
+def exp(x: Expr) -> Expr:
+    """e^x within 2e-7 (relative); 0 below -87.33, and e^88.37 for everything above 88.37."""
+    lanes = type_of(x)[1]
+    x = pinned(x)
+    clamped = pinned(T.max(T.min(x, constant(_EXP_MAX, lanes)), constant(_EXP_MIN, lanes)))
+    shifted = pinned(multiply_add(clamped, constant(_LOG2_E, lanes), constant(_ROUND, lanes)))
+    exponent = T.Bind(shifted - constant(_ROUND, lanes))
+    r = multiply_add(exponent, constant(-_LN_2_HIGH, lanes), clamped)
+    r = pinned(multiply_add(exponent, constant(-_LN_2_LOW, lanes), r))
+    tail = multiply_add(T.Bind(polynomial(r, _EXP_COEFFICIENTS) * r), r, r)
+    integers = vector_type("int32", lanes)
+    bits = T.reinterpret(integers, shifted) + broadcast(T.int32(127), lanes)
+    power = T.reinterpret(
+        vector_type("float32", lanes), T.shift_left(bits, broadcast(T.int32(23), lanes))
+    )
+    value = T.Bind((tail + constant(1.0, lanes)) * power)
+    return pinned(T.Select(x < constant(_EXP_MIN, lanes), constant(0.0, lanes), value))
+
+
+def sigmoid(x: Expr) -> Expr:
+    """1 / (1 + e^-x)."""
+    one = constant(1.0, type_of(x)[1])
+    return T.Bind(one / (one + exp(negate(x))))
+
+
+def silu(x: Expr) -> Expr:
+    """x * sigmoid(x)."""
+    return T.Bind(x / (constant(1.0, type_of(x)[1]) + exp(negate(x))))
+
+
+def softplus(x: Expr) -> Expr:
+    """log(1 + e^x) = max(x, 0) + log1p(e^-|x|), where log1p(u) = 2 atanh(u / (2 + u)).
+
+    u is in (0, 1], so the argument of atanh is at most 1/3 and its series is short. Above 20, where
+    the reference implementation returns x itself, the second term is less than the rounding.
+    """
+    lanes = type_of(x)[1]
+    u = exp(negate(absolute(x)))
+    s = pinned(u / (u + constant(2.0, lanes)))
+    series = polynomial(T.Bind(s * s), _ATANH_COEFFICIENTS)
+    return pinned(multiply_add(series, s, T.max(x, constant(0.0, lanes))))
+
+
+def negate(x: Expr) -> Expr:
+    """-x."""
+    return T.Bind(constant(0.0, type_of(x)[1]) - x)
+
+
+def reciprocal_sqrt(x: Expr) -> Expr:
+    """1 / sqrt(x), both rounded exactly."""
+    return T.Bind(constant(1.0, type_of(x)[1]) / intrinsic(str(x.ty), "llvm.sqrt", x))
+
+
+def cos(x: Expr) -> Expr:
+    """libm's cosf of every lane."""
+    return T.Bind(intrinsic(str(x.ty), "llvm.cos", x))
+
+
+def sin(x: Expr) -> Expr:
+    """libm's sinf of every lane."""
+    return T.Bind(intrinsic(str(x.ty), "llvm.sin", x))
+
+
+def lane(vector: Expr, index: int) -> Expr:
+    """One lane as a scalar."""
+    return vector if type_of(vector)[1] == 1 else T.Bind(Shuffle([vector], [index]))
+
+
+def first_lanes(vector: Expr, count: int) -> Expr:
+    """The first `count` lanes."""
+    if type_of(vector)[1] == count:
+        return vector
+    return T.Bind(Shuffle([vector], list(range(count))))
+
+
+def lane_numbers(lanes: int) -> Expr:
+    """0, 1, 2, ... as int32."""
+    return T.int32(0) if lanes == 1 else T.ramp(T.int32(0), 1, lanes)
+
+
+def sum_each(vectors: Sequence[Expr]) -> Expr:
+    """One vector whose lane i is the sum of the lanes of vectors[i]; takes n vectors of n lanes."""
+    n = len(vectors)
+    even, odd = list(range(0, 2 * n, 2)), list(range(1, 2 * n, 2))
+    while len(vectors) > 1:
+        vectors = [
+            pinned(Shuffle([a, b], even) + Shuffle([a, b], odd))
+            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+    return vectors[0]
+
+
+def max_modulo(x: Expr, period: int) -> Expr:
+    """In every lane the maximum over the lanes whose number is the same modulo `period`."""
+    return _fold(x, period, T.max)
+
+
+def sum_modulo(x: Expr, period: int) -> Expr:
+    """In every lane the sum over the lanes whose number is the same modulo `period`."""
+    return _fold(x, period, lambda a, b: a + b)
+
+
+def _fold(x: Expr, period: int, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+    lanes = type_of(x)[1]
+    step = lanes // 2
+    while step >= period:
+        rotated = Shuffle([x], [(i + step) % lanes for i in range(lanes)])
+        x = pinned(combine(x, rotated))
+        step //= 2
+    return x
+
+
+def load_float(isa: Isa, buffer: Expr, indices: Sequence[Expr | int], lanes: int) -> Expr:
+    """`lanes` consecutive elements of a float32 or float16 buffer, as float32."""
+    value = load(buffer, indices, lanes)
+    if str(buffer.dtype) == "float32":
+        return value
+    return T.Bind(isa.half_to_float(T.reinterpret(vector_type("uint16", lanes), value)))
+
+
+def store_float(isa: Isa, buffer: Expr, value: Expr, indices: Sequence[Expr | int]) -> None:
+    """Stores float32 in a float32 or float16 buffer; the latter saturates at +-65504."""
+    if str(buffer.dtype) == "float16":
+        value = _float_to_half(isa, value)
+    store(buffer, value, indices)
+
+
+def _float_to_half(isa: Isa, x: Expr) -> Expr:
+    lanes = type_of(x)[1]
+    x = T.Bind(T.max(T.min(x, constant(_HALF_MAX, lanes)), constant(-_HALF_MAX, lanes)))
+    if "f16c" in isa.cpu_features:
+        return T.Cast(vector_type("float16", lanes), x)
+
+    # Without F16C, LLVM would call a library function. Exponent and mantissa go to their place by
+    # a product with 2^(15 - 127) and a shift; the 13 bits that fall off round half to even.
+    def bits(value: int) -> Expr:
+        return broadcast(T.uint32(value), lanes)
+
+    words = vector_type("uint32", lanes)
+    scaled = T.Bind(T.reinterpret(words, T.Bind(absolute(x) * constant(2.0**-112, lanes))))
+    odd = T.shift_right(scaled, bits(13)) & bits(1)
+    magnitude = T.shift_right(scaled + odd + bits(0xFFF), bits(13))
+    sign = T.shift_right(T.reinterpret(words, x), bits(16)) & bits(0x8000)
+    half = T.Cast(vector_type("uint16", lanes), magnitude | sign)
+    return T.reinterpret(vector_type("float16", lanes), half)

@@ -1,0 +1,35 @@
+"""Dimensions of kernels: how many tokens, and how a dimension is cut into vectors and tasks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from emberd.compile.isa.isa import Isa
+from tvm import tirx
+
+Dimension = Any
+"""An int, or a TIR variable that takes its value from the tensor passed."""
+
+Scratch = list[tuple[str, tuple[int, ...]]]
+"""dtype and shape of each scratch tensor, in argument order."""
+
+
+def dimension(name: str, value: int | None = None) -> Dimension:
+    """`value`, or a variable called `name` for a dimension that is known only at run time."""
+    return tirx.Var(name, "int64") if value is None else value
+
+
+def token_suffix(tokens: int | None) -> str:
+    """How a kernel's name tells the number of tokens it was built for."""
+    return "tn" if tokens is None else f"t{tokens}"
+
+
+def vector_lanes(isa: Isa, *dimensions: int) -> int:
+    """Lanes of the widest vectors that tile all the dimensions exactly: no tail, no over-read."""
+    return math.gcd(isa.lanes, *dimensions)
+
+
+def block_size(dimension: int, limit: int = 1024) -> int:
+    """The largest power of two up to `limit` (one itself) that divides a dimension."""
+    return math.gcd(dimension, limit)
