@@ -34,8 +34,8 @@ def reference(
     zero_centred: bool,
 ) -> NDArray[np.float64]:
     """x [R, D], weight [D], gate [R, D] -> y [R, D]."""
-    y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
-    y = y * (1.0 + weight if zero_centred else weight)
+    scale = 1.0 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    y: NDArray[np.float64] = x * scale * (1.0 + weight if zero_centred else weight)
     return y if gate is None else y * gate / (1.0 + np.exp(-gate))
 
 
