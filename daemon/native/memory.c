@@ -16,6 +16,9 @@ bool ember_fail(ember_error error, const char *format, ...)
         va_start(arguments, format);
         vsnprintf(error.text, error.size, format, arguments);
         va_end(arguments);
+        for (char *c = error.text; *c; c++)
+            if (*c == '\n')
+                *c = ' '; /* messages of kernels have several lines, users get one */
     }
     return false;
 }

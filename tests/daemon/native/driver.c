@@ -1,0 +1,256 @@
+/* Drives the core without Python, for builds with sanitizers: `driver KERNELS.so`.
+ * Exits with 0 when everything was as it must be, else says what was not. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) { \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+            exit(1); \
+        } \
+    } while (0)
+
+enum { COLUMNS = 40, CHUNK = 4, CAPACITY = 100 };
+
+static char message[EMBER_ERROR_BYTES];
+static const ember_error error = {message, sizeof message};
+
+/* ---- pool: every task runs exactly once, whatever the pace */
+typedef struct {
+    _Atomic int runs[64];
+    int pause;
+} counters;
+
+static int count_task(int task, tvm_parallel_group *group, void *closure)
+{
+    counters *c = closure;
+    CHECK(task >= 0 && task < group->num_task && group->num_task <= 64);
+    for (volatile int i = 0; i < c->pause * (task % 3); i++)
+        continue;
+    c->runs[task]++;
+    return task == 63 ? -1 : 0;
+}
+
+static void test_pool(int threads)
+{
+    int32_t cpus[] = {0, 1, 100000};
+    ember_pool *pool = ember_pool_open(threads, cpus, threads < 3 ? threads : 3, error);
+    CHECK(pool);
+    static counters c;
+    for (int round = 0; round < 3000; round++) {
+        memset(&c, 0, sizeof c);
+        c.pause = round % 7 * 20;
+        int tasks = round % 64 + 1;
+        if (round % 500 == 0) { /* long enough for the workers to fall asleep */
+            nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+            ember_pool_wake(pool);
+        }
+        int code = ember_pool_launch(pool, count_task, &c, tasks);
+        CHECK(code == (tasks == 64 ? -1 : 0));
+        for (int i = 0; i < 64; i++)
+            CHECK(c.runs[i] == (i < tasks));
+    }
+    ember_pool_close(pool);
+}
+
+/* ---- sampling: against the obvious way */
+static int by_value(const void *a, const void *b)
+{
+    const float *x = a, *y = b; /* value, id */
+    if (x[0] != y[0])
+        return x[0] < y[0] ? 1 : -1;
+    return x[1] < y[1] ? -1 : x[1] > y[1];
+}
+
+static void test_row(int64_t n, int64_t k, unsigned seed)
+{
+    float *row = malloc((size_t)n * sizeof *row);
+    float(*sorted)[2] = malloc((size_t)n * sizeof *sorted);
+    int32_t *ids = malloc((size_t)(k + 1) * sizeof *ids);
+    float *values = malloc((size_t)(k + 1) * sizeof *values);
+    CHECK(row && sorted && ids && values);
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        unsigned draw = (unsigned)rand_r(&seed) % 100;
+        row[i] = draw == 0 ? NAN : draw == 1 ? -INFINITY : (float)draw / 8 - 20;
+        sorted[i][0] = isnan(row[i]) ? -INFINITY : row[i];
+        sorted[i][1] = (float)i;
+        sum += exp(sorted[i][0]);
+    }
+    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
+    int64_t found = ember_top_k(row, n, k, ids, values);
+    CHECK(found == (k < n ? k : n));
+    for (int64_t i = 0; i < found; i++)
+        CHECK(ids[i] == (int32_t)sorted[i][1] && values[i] == sorted[i][0]);
+    double expected = log(sum), actual = ember_log_sum_exp(row, n);
+    CHECK(expected == actual || fabs(expected - actual) < 1e-5);
+    free(row);
+    free(sorted);
+    free(ids);
+    free(values);
+}
+
+static void test_sampling(void)
+{
+    for (int64_t n = 1; n < 300; n += 7)
+        for (int64_t k = 0; k <= n + 1; k += n / 3 + 1)
+            test_row(n, k, (unsigned)(n * 1000 + k));
+    test_row(5000, 64, 1);
+    test_row(5000, 5000, 2);
+    CHECK(ember_top_k(NULL, 0, 3, NULL, NULL) == 0);
+    CHECK(ember_log_sum_exp(NULL, 0) == -INFINITY);
+    float huge[] = {1e30f, -1e30f}, infinite[] = {1, INFINITY}, none[] = {-INFINITY, NAN};
+    CHECK(ember_log_sum_exp(huge, 2) == (double)1e30f);
+    CHECK(ember_log_sum_exp(infinite, 2) == INFINITY);
+    CHECK(ember_log_sum_exp(none, 2) == -INFINITY);
+}
+
+/* ---- models and sessions, on the kernels of kernels.c */
+static int64_t buffers[][8] = {
+    {EMBER_TOKENS, DL_INT, 32, 1, 0, 0, 0, 0},    {EMBER_POSITIONS, DL_INT, 32, 1, 0, 0, 0, 0},
+    {EMBER_STATE, DL_FLOAT, 32, 1, 64, 0, 1, 0},  {EMBER_KV, DL_FLOAT, 32, 2, 12, 0, 2, 0},
+    {EMBER_LOGITS, DL_FLOAT, 32, 1, 0, 0, 1, 0},
+};
+static const int64_t shapes[] = {CHUNK, COLUMNS, -1, COLUMNS};
+static const int32_t body[] = {EMBER_CALL, 0, 5, 0, 1, 2, 3, 4};
+static const int32_t refusing[] = {EMBER_CALL, 1, 0};
+static const ember_sequence sequences[] = {{CHUNK, EMBER_BODY, body, 8},
+                                           {CHUNK, EMBER_LOGITS_LAST, body, 0},
+                                           {CHUNK, EMBER_LOGITS_ALL, refusing, 3}};
+static const char *const symbols[] = {"append", "refuse"};
+static float logits[CHUNK * COLUMNS];
+
+static ember_model_config tiny_config(const void *kernels, int64_t size, int weights)
+{
+    return (ember_model_config){
+        .kernels = kernels,
+        .kernels_bytes = size,
+        .symbols = symbols,
+        .symbol_count = 2,
+        .buffers = buffers[0],
+        .buffer_count = 5,
+        .shapes = shapes,
+        .shape_count = 4,
+        .sequences = sequences,
+        .sequence_count = 3,
+        .state_bytes = 64 + COLUMNS * 4,
+        .kv_bytes_per_token = 12 + COLUMNS * 4,
+        .tokens_bytes = CHUNK * 4,
+        .positions_bytes = CHUNK * 4,
+        .logits_bytes = sizeof logits,
+        .logits = logits,
+        .vocab_size = COLUMNS,
+        .weights_bytes = 100,
+        .experts_bytes = 0,
+        .weights_file = weights,
+        .experts_file = weights,
+        .threads = 3,
+    };
+}
+
+static ember_status step(ember_session *session, int64_t position, int32_t role)
+{
+    const int32_t tokens[CHUNK] = {1, 2, 3, 4};
+    return ember_session_step(session, tokens, CHUNK, position, role, message, sizeof message);
+}
+
+static void test_session(ember_model *model)
+{
+    ember_session *session = ember_session_open(model, CAPACITY, message, sizeof message);
+    ember_session *other = ember_session_open(model, 5, message, sizeof message);
+    CHECK(session && other);
+    float state[16 + COLUMNS];
+    for (int64_t position = 0; position < CAPACITY; position += CHUNK) {
+        CHECK(step(session, position, EMBER_LOGITS_LAST) == EMBER_OK);
+        CHECK(logits[0] == 10.0f * (float)(position / CHUNK + 1));
+        CHECK(logits[COLUMNS - 1] == logits[0]);
+        if (position == 8)
+            ember_session_save(session, state);
+        CHECK(step(other, 1, EMBER_BODY) == EMBER_OK);
+    }
+    CHECK(step(session, CAPACITY - 3, EMBER_BODY) == EMBER_REFUSED);
+    CHECK(step(session, -1, EMBER_BODY) == EMBER_REFUSED);
+    CHECK(step(session, 0, 7) == EMBER_REFUSED);
+    const int32_t outside[CHUNK] = {0, 0, 0, COLUMNS};
+    CHECK(ember_session_step(session, outside, CHUNK, 0, 0, NULL, 0) == EMBER_REFUSED);
+    ember_session_load(session, state);
+    CHECK(step(session, 12, EMBER_BODY) == EMBER_OK && logits[0] == 40);
+    CHECK(step(session, 16, EMBER_LOGITS_ALL) == EMBER_FAILED);
+    CHECK(strcmp(message, "kernel refuse failed: ValueError: task 2 says no") == 0);
+    ember_session_reset(session);
+    CHECK(step(session, 0, EMBER_BODY) == EMBER_OK && logits[0] == 10);
+    ember_session_close(session);
+    ember_session_close(other);
+    CHECK(!ember_session_open(model, 0, message, sizeof message));
+    CHECK(!ember_session_open(model, INT64_MAX, message, sizeof message));
+}
+
+/* Changes one word of the buffer table at a time: the model opens or says why not. */
+static void test_damaged_buffers(ember_model_config config)
+{
+    const int64_t values[] = {-1, 0, 1, 3, 4, 9, 63, 64, 1 << 20, INT64_MAX, INT64_MIN};
+    int64_t *words = buffers[0];
+    int opened = 0, refused = 0;
+    config.threads = 1;
+    for (size_t i = 0; i < sizeof buffers / sizeof *words; i++)
+        for (size_t j = 0; j < sizeof values / sizeof *values; j++) {
+            int64_t before = words[i];
+            words[i] = values[j];
+            message[0] = 0;
+            ember_model *model = ember_model_open(&config, message, sizeof message);
+            CHECK(model || strncmp(message, "program: ", 9) == 0);
+            opened += model != NULL;
+            refused += model == NULL;
+            ember_model_close(model);
+            words[i] = before;
+        }
+    CHECK(opened > 50 && refused > 100);
+}
+
+static void test_model(const char *path)
+{
+    int file = open(path, O_RDONLY);
+    CHECK(file >= 0);
+    off_t size = lseek(file, 0, SEEK_END);
+    void *kernels = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, file, 0);
+    CHECK(size > 0 && kernels != MAP_FAILED);
+    ember_model_config config = tiny_config(kernels, size, file);
+    for (int round = 0; round < 3; round++) {
+        ember_model *model = ember_model_open(&config, message, sizeof message);
+        ember_model *twin = ember_model_open(&config, message, sizeof message);
+        CHECK(model && twin);
+        test_session(model);
+        ember_model_close(model);
+        test_session(twin);
+        ember_model_close(twin);
+    }
+    test_damaged_buffers(config);
+    config.kernels_bytes = 100;
+    CHECK(!ember_model_open(&config, message, sizeof message));
+    config = tiny_config(kernels, size, file);
+    config.weights_bytes = size + 1;
+    CHECK(!ember_model_open(&config, message, sizeof message));
+    CHECK(strncmp(message, "weights.bin has ", 16) == 0);
+    munmap(kernels, (size_t)size);
+    close(file);
+}
+
+int main(int count, char **arguments)
+{
+    CHECK(count == 2);
+    for (int threads = 1; threads <= 4; threads++)
+        test_pool(threads);
+    test_sampling();
+    test_model(arguments[1]);
+    return 0;
+}

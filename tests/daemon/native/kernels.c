@@ -1,0 +1,67 @@
+/* A kernel library as TVM would compile it, small enough to be read: for driver.c. */
+#include "tvm_abi.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+EXPORT tvm_parallel_launch *__TVMBackendParallelLaunch;
+EXPORT tvm_alloc_workspace *__TVMBackendAllocWorkspace;
+EXPORT tvm_free_workspace *__TVMBackendFreeWorkspace;
+void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int32_t count);
+
+EXPORT tvm_kernel __tvm_ffi_append, __tvm_ffi_refuse;
+
+typedef struct {
+    const int32_t *tokens, *positions;
+    float *state, *cache, *logits;
+    int64_t count, rows, columns;
+} append_closure;
+
+static int append_task(int task, tvm_parallel_group *group, void *closure)
+{
+    append_closure *c = closure;
+    int64_t share = (c->columns + group->num_task - 1) / group->num_task;
+    for (int64_t i = task * share; i < c->columns && i < (task + 1) * share; i++)
+        for (int64_t t = 0; t < c->count; t++) {
+            c->cache[c->positions[t] * c->columns + i] = (float)c->tokens[t];
+            c->state[i] += c->cache[c->positions[t] * c->columns + i];
+            c->logits[i] = c->state[i];
+        }
+    return 0;
+}
+
+/* (tokens, positions, state, cache, logits): the cache gets the tokens, the state their sum. */
+int __tvm_ffi_append(void *self, const tvm_any *arguments, int32_t count, tvm_any *result)
+{
+    (void)self, (void)result;
+    const dl_tensor *tensors[5];
+    if (count != 5)
+        return -1;
+    for (int i = 0; i < 5; i++)
+        tensors[i] = arguments[i].pointer;
+    append_closure closure = {
+        tensors[0]->data,     tensors[1]->data,     tensors[2]->data,     tensors[3]->data,
+        tensors[4]->data,     tensors[0]->shape[0], tensors[3]->shape[0], tensors[3]->shape[1],
+    };
+    void *workspace = __TVMBackendAllocWorkspace(1, 0, 1000, 2, 32);
+    if (!workspace)
+        return -1;
+    int code = __TVMBackendParallelLaunch(append_task, &closure, 0);
+    __TVMBackendFreeWorkspace(1, 0, workspace);
+    return code;
+}
+
+static int refuse_task(int task, tvm_parallel_group *group, void *closure)
+{
+    (void)group, (void)closure;
+    if (task != 2)
+        return 0;
+    const char *parts[] = {"task 2 ", "says\nno"};
+    TVMFFIErrorSetRaisedFromCStrParts("ValueError", parts, 2);
+    return -1;
+}
+
+int __tvm_ffi_refuse(void *self, const tvm_any *arguments, int32_t count, tvm_any *result)
+{
+    (void)self, (void)arguments, (void)count, (void)result;
+    return __TVMBackendParallelLaunch(refuse_task, 0, 3);
+}

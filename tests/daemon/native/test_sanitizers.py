@@ -1,0 +1,58 @@
+"""The core under the compiler's sanitizers, driven by driver.c on a kernel library in plain C."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CORE = HERE.parents[2] / "daemon" / "native"
+FLAGS = ["-std=c11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{CORE}"]
+LIBRARIES = ["-lm", "-ldl", "-lpthread"]
+
+
+def unavailable(reason: str) -> None:
+    if os.environ.get("EMBERD_REQUIRE_ALL") == "1":
+        pytest.fail(f"{reason} and EMBERD_REQUIRE_ALL=1")
+    pytest.skip(reason)
+
+
+def compiler(sanitizers: str, folder: Path) -> str:
+    """A C compiler with these sanitizers; skips the test where there is none."""
+    path = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if path is None:
+        unavailable("there is no C compiler")
+    assert path is not None
+    probe = folder / "probe.c"
+    probe.write_text("int main(void) { return 0; }\n")
+    works = subprocess.run(
+        [path, f"-fsanitize={sanitizers}", str(probe), "-o", str(folder / "probe")],
+        capture_output=True,
+        check=False,
+    )
+    if works.returncode != 0 or subprocess.run([folder / "probe"], check=False).returncode != 0:
+        unavailable(f"{path} has no working -fsanitize={sanitizers}")
+    return path
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_driver(tmp_path: Path, sanitizers: str) -> None:
+    cc = compiler(sanitizers, tmp_path)
+    flags = [*FLAGS, f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
+    kernels, driver = tmp_path / "kernels.so", tmp_path / "driver"
+    subprocess.run(
+        [cc, *flags, "-shared", "-fPIC", str(HERE / "kernels.c"), "-o", str(kernels)], check=True
+    )
+    sources = [str(path) for path in sorted(CORE.glob("*.c"))]
+    subprocess.run(
+        [cc, *flags, "-rdynamic", str(HERE / "driver.c"), *sources, "-o", str(driver), *LIBRARIES],
+        check=True,
+    )
+    result = subprocess.run(
+        [driver, kernels], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")

@@ -1,0 +1,334 @@
+"""Artifacts: written complete or not at all, read only when they are exactly what was written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emberd.daemon import artifact as artifact_module
+from emberd.daemon.artifact import Artifact, ArtifactWriter, ModelDescription
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.machine import ELF_MACHINES, machine
+from emberd.daemon.program import ROLES, SECTION_SIZES, Program, Sequence
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+DESCRIPTION = ModelDescription(
+    name="small",
+    architecture="test",
+    vocab_size=100,
+    hidden_size=8,
+    layers=2,
+    max_context=64,
+    stop_tokens=(3, 99),
+    recipe="q4",
+    details={"parameters": 12345},
+)
+PROGRAM = Program(
+    symbols=("kernel",),
+    chunk_sizes=(1, 8),
+    buffers=(),
+    section_bytes=dict.fromkeys(SECTION_SIZES, 4096),
+    tables=b"",
+    sequences=tuple(Sequence(tokens, role, ()) for tokens in (1, 8) for role in ROLES),
+)
+
+
+def elf(name: str = machine()) -> bytes:
+    """The header of a library for the machine `name`."""
+    code = next(code for code, known in ELF_MACHINES.items() if known == name)
+    return b"\x7fELF\x02\x01\x01" + bytes(11) + code.to_bytes(2, "little") + bytes(44)
+
+
+def write(path: Path, kernels: dict[str, list[str]] | None = None, library: bytes = b"") -> Path:
+    with ArtifactWriter(path, DESCRIPTION, target="some-box") as writer:
+        writer.write_program(PROGRAM)
+        for isa, features in ({"plain": []} if kernels is None else kernels).items():
+            writer.add_kernels(isa, features, library or elf())
+        for name in ("weights.bin", "experts.bin"):
+            with writer.open_file(name) as file:
+                file.write(bytes(1000))
+                file.write(memoryview(b"abcd"))
+        writer.write_file("tokenizer.json", b'{"model": 1}')
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write(tmp_path / "model")
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def edit_manifest(path: Path, change: Callable[[Any], None]) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    change(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_round_trip(path: Path) -> None:
+    artifact = Artifact.open(path)
+    assert artifact.model == DESCRIPTION
+    assert artifact.target == "some-box"
+    assert artifact.kernels.isa == "plain"
+    assert artifact.kernel_library == elf()
+    assert Program.decode(artifact.program) == PROGRAM
+    assert artifact.read("tokenizer.json") == b'{"model": 1}'
+    assert artifact.sizes["weights.bin"] == 1004
+    assert artifact.has("tokenizer.json")
+    assert not artifact.has("chat_template.jinja")
+    artifact.verify_weights()
+    with pytest.raises(EmberdError, match=r"has no chat_template\.jinja"):
+        artifact.read("chat_template.jinja")
+    with open(artifact.open_file("weights.bin"), "rb") as file:  # noqa: PTH123
+        assert file.read() == bytes(1000) + b"abcd"
+
+
+def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a"), write(tmp_path / "b")
+    assert everything(first) == everything(second)
+    assert Artifact.open(first).digest == Artifact.open(second).digest
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_an_artifact_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(artifact_module, "_exchange", lambda a, b: False)
+    path = write(tmp_path / "model", {"old": []})
+    write(path, {"new": []})
+    assert Artifact.open(path).kernels.isa == "new"
+    assert not (path / "kernels-old.so").exists()
+    assert os.listdir(tmp_path) == ["model"]  # noqa: PTH208
+
+
+def test_an_empty_folder_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    Artifact.open(write(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "other manifest"])
+def test_anything_else_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "target"
+    if kind == "file":
+        path.write_text("mine")
+    elif kind == "link":
+        path.symlink_to(write(tmp_path / "model"))
+    else:
+        path.mkdir()
+        (path / ("mine.txt" if kind == "folder" else "manifest.json")).write_text("{}")
+    before = everything(tmp_path)
+    with pytest.raises(EmberdError, match="exists and is not an artifact"):
+        write(path)
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, EmberdError])
+def test_an_exception_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+    with (
+        pytest.raises(error),
+        ArtifactWriter(tmp_path / "model", DESCRIPTION, target="x") as writer,
+        writer.open_file("weights.bin") as file,
+    ):
+        file.write(b"half of it")
+        raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_leaves_the_old_artifact(path: Path) -> None:
+    before = everything(path.parent)
+    with (
+        pytest.raises(RuntimeError),
+        ArtifactWriter(path, DESCRIPTION, target="x") as writer,
+    ):
+        writer.write_program(PROGRAM)
+        raise RuntimeError
+    assert everything(path.parent) == before
+
+
+def test_an_incomplete_artifact_is_a_mistake_of_the_caller(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match=r"no weights\.bin, experts\.bin"),
+        ArtifactWriter(tmp_path / "model", DESCRIPTION, target="x") as writer,
+    ):
+        writer.write_program(PROGRAM)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EmberdError, match=r"cannot write .*: No space left on device"):
+        write(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_parent_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EmberdError, match="cannot write"):
+        write(tmp_path / "file" / "model")
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", ".hidden", "", "a\0b"])
+def test_file_names_are_plain(path: Path, tmp_path: Path, name: str) -> None:
+    with (
+        pytest.raises(EmberdError, match="not a plain file name"),
+        ArtifactWriter(tmp_path / "other", DESCRIPTION, target="x") as writer,
+    ):
+        writer.write_file(name, b"")
+    entry = {"bytes": 0, "blake2b": ""}
+    edit_manifest(path, lambda m: m["files"].update({name: entry}))
+    with pytest.raises(EmberdError, match="not a plain file name"):
+        Artifact.open(path)
+
+
+def test_the_first_variant_that_fits_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "m", {"best": ["fma", "amx"], "good": ["fma"], "plain": []})
+    for features, isa in (({"fma", "amx"}, "best"), ({"fma"}, "good"), (set(), "plain")):
+        monkeypatch.setattr(artifact_module, "cpu_features", lambda f=features: frozenset(f))
+        assert Artifact.open(path).kernels.isa == isa
+
+
+def test_no_variant_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "m", {"best": ["fma", "amx"], "good": ["avx2", "fma"]})
+    monkeypatch.setattr(artifact_module, "cpu_features", lambda: frozenset({"fma"}))
+    with pytest.raises(EmberdError, match="best needs amx; good needs avx2"):
+        Artifact.open(path)
+
+
+def test_another_machine(tmp_path: Path) -> None:
+    other = next(name for name in ELF_MACHINES.values() if name != machine())
+    path = write(tmp_path / "m", library=elf(other))
+    expected = rf"built for target some-box \({other}\), this machine is {machine()}"
+    with pytest.raises(EmberdError, match=expected):
+        Artifact.open(path)
+
+
+def test_a_kernel_library_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(EmberdError, match="not a 64-bit little-endian ELF library"):
+        Artifact.open(write(tmp_path / "m", library=b"text"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(format="zip"), "format 'zip'"),
+        (lambda m: m.update(version=2), "version 2, this emberd reads 1"),
+        (lambda m: m.update(abi=7), "abi 7, this emberd reads 1"),
+        (lambda m: m.pop("model"), "model is not a map"),
+        (lambda m: m["model"].update(vocab_size=0), "vocab_size is 0"),
+        (lambda m: m["model"].update(layers=True), "layers is True"),
+        (lambda m: m["model"].update(name=5), r"model\.name is not a string"),
+        (lambda m: m["model"].update(stop_tokens=[100]), "a stop token is 100"),
+        (lambda m: m["model"].update(stop_tokens=3), "stop_tokens is not a list"),
+        (lambda m: m["model"].update(surprise=3), r"unknown model fields \['surprise'\]"),
+        (lambda m: m.update(target=None), "target is not a string"),
+        (lambda m: m.update(kernels=[]), "kernels is not a list"),
+        (lambda m: m["kernels"][0].update(file="weights.bin"), "is not listed"),
+        (lambda m: m["kernels"][0].update(cpu_features=None), "cpu_features is not a list"),
+        (lambda m: m.update(files=[]), "files is not a map"),
+        (lambda m: m["files"].pop("experts.bin"), r"lists no experts\.bin"),
+        (lambda m: m["files"]["experts.bin"].update(bytes=-1), r"size of experts\.bin is -1"),
+        (lambda m: m["files"]["experts.bin"].update(bytes=1e3), "expected an integer"),
+        (lambda m: m["files"].update(more={"bytes": 0, "blake2b": ""}), "more: No such file"),
+    ],
+)
+def test_bad_manifests(path: Path, change: Callable[[Any], None], message: str) -> None:
+    edit_manifest(path, change)
+    with pytest.raises(EmberdError, match=message) as caught:
+        Artifact.open(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "nonsense", "[" * 100_000, "\ud800"])
+def test_manifests_that_are_not_json_maps(path: Path, text: str) -> None:
+    (path / "manifest.json").write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(EmberdError):
+        Artifact.open(path)
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "experts.bin", "program.msgpack"])
+@pytest.mark.parametrize("damage", ["shorter", "longer", "missing", "folder"])
+def test_files_of_the_wrong_size(path: Path, name: str, damage: str) -> None:
+    file = path / name
+    data = file.read_bytes()
+    file.unlink()
+    if damage == "folder":
+        file.mkdir()
+    elif damage != "missing":
+        file.write_bytes(data[:-1] if damage == "shorter" else data + b"x")
+    with pytest.raises(EmberdError, match=name.replace(".", r"\.")):
+        Artifact.open(path)
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "experts.bin"])
+def test_damaged_weights_are_found_when_asked(path: Path, name: str) -> None:
+    data = bytearray((path / name).read_bytes())
+    data[500] ^= 1
+    (path / name).write_bytes(data)
+    artifact = Artifact.open(path)
+    with pytest.raises(EmberdError, match=f"{name} is damaged"):
+        artifact.verify_weights()
+
+
+@pytest.mark.parametrize("what", ["missing", "file", "empty folder"])
+def test_not_an_artifact(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "x"
+    if what == "file":
+        path.write_text("")
+    elif what == "empty folder":
+        path.mkdir()
+    with pytest.raises(EmberdError, match=r"is not an artifact: manifest\.json"):
+        Artifact.open(path)
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_damage_gives_one_kind_of_error(path: Path, data: st.DataObject) -> None:
+    """Any damage to any small file is refused; in the manifest it may also go unnoticed, where it
+    changes only what it says about the model."""
+    name = data.draw(
+        st.sampled_from(["manifest.json", "program.msgpack", "kernels-plain.so", "tokenizer.json"])
+    )
+    good = (path / name).read_bytes()
+    bad = bytearray(good)
+    if data.draw(st.booleans(), label="truncate"):
+        del bad[data.draw(st.integers(0, len(bad) - 1)) :]
+    else:
+        at = data.draw(st.integers(0, len(bad) - 1))
+        bad[at] ^= 1 << data.draw(st.integers(0, 7))
+    (path / name).write_bytes(bad)
+    try:
+        artifact = Artifact.open(path)
+    except EmberdError as error:
+        assert "\n" not in str(error)
+    else:
+        assert name == "manifest.json"
+        assert artifact.read("tokenizer.json") == b'{"model": 1}'
+    finally:
+        (path / name).write_bytes(good)
+
+
+def test_a_manifest_beyond_the_limit_is_refused(path: Path) -> None:
+    with (path / "manifest.json").open("ab") as file:
+        file.truncate(17 << 20)
+    with pytest.raises(EmberdError):
+        Artifact.open(path)
+
+
+def test_moving_an_artifact_keeps_it_valid(path: Path, tmp_path: Path) -> None:
+    digest = Artifact.open(path).digest
+    shutil.move(path, tmp_path / "elsewhere")
+    assert Artifact.open(tmp_path / "elsewhere").digest == digest
