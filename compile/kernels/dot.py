@@ -17,6 +17,7 @@ from emberd.compile.isa.vector import (
     absolute,
     broadcast,
     constant,
+    for_block,
     intrinsic,
     load,
     max_lanes,
@@ -98,8 +99,9 @@ def quantise_reference(x: NDArray[np.float32]) -> NDArray[np.float32]:
     groups = x.astype(np.float32).reshape(len(x), -1, GROUP)
     largest = np.abs(groups).max(axis=-1, keepdims=True)
     inverse = np.where(largest > _SMALLEST, 127 / np.maximum(largest, _SMALLEST), 0)
-    values = np.rint(groups * inverse.astype(np.float32))
-    return (values * (largest * np.float32(_INVERSE_127))).reshape(x.shape)
+    values: NDArray[np.float32] = np.rint(groups * inverse.astype(np.float32))
+    values *= largest * np.float32(_INVERSE_127)
+    return values.reshape(x.shape)
 
 
 @dataclass(frozen=True)
@@ -208,8 +210,7 @@ def _nibbles(chunks: list[Expr], lanes: int) -> list[Expr]:
     return low + high
 
 
-FLOAT_ROWS = 4
-"""Weight rows in f32 that one pass over a token row serves."""
+_FLOAT_ROWS = 4  # weight rows in f32 that one pass over a token row serves
 
 FloatLoad = Callable[[Expr, Expr, int], Expr]
 """(row, column, lanes) -> that many float32 weights."""
@@ -245,3 +246,26 @@ def dot_float_rows(
         for i, row in enumerate(rows):
             store(sums, multiply_add(weight(row, column, 1), value, load(sums, [i], 1)), [i])
     return [load(sums, [i], 1) for i in range(len(rows))]
+
+
+def dot_float(isa: Isa, weight: Buffer, x: Buffer, put: Callable[[Expr, list[Expr]], None]) -> None:
+    """All dot products of x f32[T, K] and weight f32[N, K]: calls put(value, [token, row]).
+
+    A task is a few weight rows, which stay in cache for all tokens.
+    """
+
+    def weights(row: Expr, column: Expr, lanes: int) -> Expr:
+        return load(weight, [row, column], lanes)
+
+    n = int(weight.shape[0])
+    with T.parallel(0, -(-n // _FLOAT_ROWS)) as block:
+
+        def dot(valid: int) -> None:
+            rows = [T.Bind(T.Cast("int64", block) * _FLOAT_ROWS + i) for i in range(valid)]
+            with T.serial(0, x.shape[0]) as token:
+                for row, value in zip(
+                    rows, dot_float_rows(isa, weights, rows, x, token), strict=True
+                ):
+                    put(value, [token, row])
+
+        for_block(block, n, _FLOAT_ROWS, dot)

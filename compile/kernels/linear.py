@@ -16,11 +16,10 @@ from emberd.compile.isa.vector import (
 )
 from emberd.compile.kernels.dimensions import Scratch, dimension, token_suffix
 from emberd.compile.kernels.dot import (
-    FLOAT_ROWS,
     ROWS,
     Activations,
     Weights,
-    dot_float_rows,
+    dot_float,
 )
 from emberd.compile.quantize.formats import FORMATS, TILE, GroupFormat
 from numpy.typing import NDArray
@@ -67,7 +66,7 @@ def linear(
                 _grouped(isa, Weights(weight_format, k, weight), activations, added, y)
         else:
             with T.sblock("root"):
-                _float(isa, x, weight, added, y)
+                dot_float(isa, weight, x, lambda value, at: _put(y, added, value, at))
     return builder.get()
 
 
@@ -100,25 +99,6 @@ def _grouped(
                     _put(y, residual, value, [first + row, tile * TILE + lane])
 
         for_block(tile, n, TILE, finish)
-
-
-def _float(isa: Isa, x: Buffer, weight: Buffer, residual: Buffer | None, y: Buffer) -> None:
-    """A task is a few weight rows, which stay in cache for all tokens."""
-    tokens, n = y.shape[0], int(y.shape[1])
-
-    def weights(row: Expr, column: Expr, lanes: int) -> Expr:
-        return load(weight, [row, column], lanes)
-
-    with T.parallel(0, -(-n // FLOAT_ROWS)) as block:
-
-        def dot(valid: int) -> None:
-            rows = [T.Bind(T.Cast("int64", block) * FLOAT_ROWS + i) for i in range(valid)]
-            with T.serial(0, tokens) as token:
-                sums = dot_float_rows(isa, weights, rows, x, token)
-                for row, value in zip(rows, sums, strict=True):
-                    _put(y, residual, value, [token, row])
-
-        for_block(block, n, FLOAT_ROWS, dot)
 
 
 def _put(y: Buffer, residual: Buffer | None, value: Expr, at: list[Expr]) -> None:
