@@ -7,6 +7,7 @@ for many tokens agree to the last bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from emberd.compile.isa.definition import Isa
@@ -86,7 +87,7 @@ def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
 
 
 def exp(x: Expr) -> Expr:
-    """e^x within 2e-7 (relative); 0 below -87.33, and e^88.37 for everything above 88.37."""
+    """e^x within 2e-7 (relative) from -87.33 to 88.37; 0 below, infinity above."""
     lanes = type_of(x)[1]
     x = pinned(x)
     clamped = pinned(T.max(T.min(x, constant(_EXP_MAX, lanes)), constant(_EXP_MIN, lanes)))
@@ -101,6 +102,7 @@ def exp(x: Expr) -> Expr:
         vector_type("float32", lanes), T.shift_left(bits, broadcast(T.int32(23), lanes))
     )
     value = T.Bind((tail + constant(1.0, lanes)) * power)
+    value = T.Select(x > constant(_EXP_MAX, lanes), constant(math.inf, lanes), value)
     return pinned(T.Select(x < constant(_EXP_MIN, lanes), constant(0.0, lanes), value))
 
 

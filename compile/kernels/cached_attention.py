@@ -107,11 +107,8 @@ def cached_attention(
         key_cache = T.arg("key_cache", T.buffer(cache_shape, dtype))
         value_cache = T.arg("value_cache", T.buffer(cache_shape, dtype))
         out = T.arg("out", T.buffer((rows, query_heads * head_dim), "float32"))
-        scratch = cached_attention_scratch(rows, query_heads, head_dim)
-        partial, statistics = (
-            T.arg(name, T.buffer(shape, scratch_dtype))
-            for name, (scratch_dtype, shape) in zip(("partial", "statistics"), scratch, strict=True)
-        )
+        partial = T.arg("partial", T.buffer((SLOTS, query_heads, head_dim), "float32"))
+        statistics = T.arg("statistics", T.buffer((SLOTS, query_heads, 4), "float32"))
         attention = _Attention(
             isa=isa,
             group=query_heads // kv_heads,
@@ -135,7 +132,9 @@ def cached_attention(
     return builder.get()
 
 
-def cached_attention_scratch(tokens: int, query_heads: int, head_dim: int) -> Scratch:
+def cached_attention_scratch(
+    tokens: int, *, query_heads: int, kv_heads: int, head_dim: int, cache_dtype: CacheType
+) -> Scratch:
     """partial [SLOTS, Hq, D]: unnormalised outputs of a split; statistics [SLOTS, Hq, 4]: maximum
     and sum of its exponentials, then those of all the splits merged so far."""
     return [

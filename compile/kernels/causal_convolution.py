@@ -56,7 +56,7 @@ def causal_convolution(
     return builder.get()
 
 
-def causal_convolution_scratch(tokens: int, channels: int, kernel_size: int) -> Scratch:
+def causal_convolution_scratch(tokens: int, *, channels: int, kernel_size: int) -> Scratch:
     """None is needed."""
     return []
 

@@ -8,7 +8,13 @@ import numpy as np
 from emberd.compile.isa.isa import Isa
 from emberd.compile.isa.math import sigmoid, silu
 from emberd.compile.isa.vector import PrimFunc, kernel, load, store
-from emberd.compile.kernels.dimensions import block_size, dimension, token_suffix, vector_lanes
+from emberd.compile.kernels.dimensions import (
+    Scratch,
+    block_size,
+    dimension,
+    token_suffix,
+    vector_lanes,
+)
 from numpy.typing import NDArray
 from tvm.script import tirx as T  # noqa: N812
 
@@ -47,6 +53,6 @@ def gated_activation(isa: Isa, *, kind: Kind, columns: int, tokens: int | None) 
     return builder.get()
 
 
-def gated_activation_scratch(tokens: int, columns: int) -> list[tuple[str, tuple[int, ...]]]:
+def gated_activation_scratch(tokens: int, *, kind: Kind, columns: int) -> Scratch:
     """None is needed."""
     return []

@@ -148,7 +148,9 @@ def gated_delta_rule(
     return builder.get()
 
 
-def gated_delta_rule_scratch(tokens: int, key_heads: int, value_heads: int) -> Scratch:
+def gated_delta_rule_scratch(
+    tokens: int, *, key_heads: int, value_heads: int, key_dim: int, value_dim: int
+) -> Scratch:
     """gates [T, 2, Hv]: decay and beta of each value head; scales [T, 2, Hk]: what makes q (with
     its 1 / sqrt(Dk)) and k of each key head unit vectors."""
     return [("float32", (tokens, 2, value_heads)), ("float32", (tokens, 2, key_heads))]

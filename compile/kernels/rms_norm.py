@@ -72,7 +72,9 @@ def rms_norm(
     return builder.get()
 
 
-def rms_norm_scratch(rows: int, columns: int) -> Scratch:
+def rms_norm_scratch(
+    rows: int, *, columns: int, eps: float, zero_centred: bool, gated: bool
+) -> Scratch:
     """None is needed."""
     return []
 

@@ -64,6 +64,6 @@ def rotary_embedding(
     return builder.get()
 
 
-def rotary_embedding_scratch(tokens: int, heads: int, head_dim: int, rotary_dim: int) -> Scratch:
+def rotary_embedding_scratch(tokens: int, *, heads: int, head_dim: int, rotary_dim: int) -> Scratch:
     """None is needed."""
     return []
