@@ -94,6 +94,15 @@ def for_block(index: Expr, total: int, size: int, body: Callable[[int], None]) -
                 body(rest)
 
 
+def for_vectors(total: int, lanes: int, body: Callable[[Expr, int], None]) -> None:
+    """Emits body(first, count) over a dimension: whole vectors, then what is left one by one."""
+    whole = total // lanes * lanes
+    with T.serial(0, whole // lanes) as step:
+        body(step * lanes, lanes)
+    with T.serial(whole, total) as element:
+        body(element, 1)
+
+
 def intrinsic(dtype: str, name: str, *arguments: Expr) -> Expr:
     """Call of a pure LLVM intrinsic."""
     return T.call_llvm_pure_intrin(dtype, name, *arguments)

@@ -36,6 +36,9 @@ from tvm.script import tirx as T  # noqa: N812
 ROWS = 16
 """Most token rows that one pass over a weight tile serves."""
 
+RowMap = Callable[[Expr], Expr]
+"""Number of a row in a block -> its row in a buffer."""
+
 _SMALLEST = 2.0**-100  # a group whose largest activation is below this counts as zero
 _INVERSE_127 = float(np.float32(1 / 127))
 
@@ -125,11 +128,11 @@ class Weights:
     offset: int = 0  # of the matrix, in bytes
 
     def dot_tile(
-        self, isa: Isa, tile: Expr, activations: Activations, first: Expr, count: Expr | int
+        self, isa: Isa, tile: Expr, activations: Activations, source: RowMap, count: Expr | int
     ) -> Buffer:
-        """Dot products of the 16 rows of a tile with token rows first .. first + count - 1.
+        """Dot products of the 16 rows of a tile with `count` (at most ROWS) activation rows.
 
-        count <= ROWS. Returns a stack buffer float32 [ROWS * 16], a row per token.
+        Returns a stack buffer float32 [ROWS * 16]: row i belongs to activation row source(i).
         """
         sums = stack_buffer(ROWS * TILE)
         with T.serial(0, count) as row, T.serial(0, TILE // isa.lanes) as part:
@@ -148,7 +151,7 @@ class Weights:
                     group=T.Bind(block * 2 + half),
                     lane=T.Bind(part * isa.lanes),
                 )
-                self._add_group(isa, at, activations, first, count, sums)
+                self._add_group(isa, at, activations, source, count, sums)
         return sums
 
     def _add_group(
@@ -156,7 +159,7 @@ class Weights:
         isa: Isa,
         at: _GroupPosition,
         activations: Activations,
-        first: Expr,
+        source: RowMap,
         count: Expr | int,
         sums: Buffer,
     ) -> None:
@@ -172,7 +175,7 @@ class Weights:
         if self.format.bits == 4:
             chunks = _nibbles(chunks, lanes)
         with T.serial(0, count) as row:
-            token = T.Bind(first + row)
+            token = T.Bind(source(row))
             quads = [
                 T.reinterpret(
                     "int32", load(activations.values, [token, at.group * GROUP + 4 * j], 4)

@@ -9,6 +9,7 @@ from emberd.compile.isa.vector import (
     Expr,
     PrimFunc,
     broadcast,
+    for_vectors,
     kernel,
     load,
     store,
@@ -58,12 +59,10 @@ def embedding_scratch(tokens: int, *, format: str, vocabulary: int, hidden: int)
 
 
 def _copy(isa: Isa, table: Buffer, token: Expr, output: Buffer, row: Expr) -> None:
-    hidden, lanes = int(output.shape[1]), isa.lanes
-    whole = hidden // lanes * lanes
-    with T.serial(0, whole // lanes) as step:
-        store(output, load(table, [token, step * lanes], lanes), [row, step * lanes])
-    with T.serial(whole, hidden) as column:
-        store(output, load(table, [token, column], 1), [row, column])
+    def copy(column: Expr, lanes: int) -> None:
+        store(output, load(table, [token, column], lanes), [row, column])
+
+    for_vectors(int(output.shape[1]), isa.lanes, copy)
 
 
 def _dequantise(

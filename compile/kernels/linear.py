@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from operator import add
+
 import numpy as np
 from emberd.compile.isa.isa import Isa
 from emberd.compile.isa.vector import (
@@ -89,7 +92,7 @@ def _grouped(
     with T.parallel(0, -(-n // TILE)) as tile, T.serial(0, (tokens + ROWS - 1) // ROWS) as block:
         first = T.Bind(block * ROWS)
         count = T.Bind(T.min(tokens - first, T.int64(ROWS)))
-        sums = weights.dot_tile(isa, tile, activations, first, count)
+        sums = weights.dot_tile(isa, tile, activations, partial(add, first), count)
 
         def finish(valid: int) -> None:
             lanes = isa.lanes if valid == TILE else 1

@@ -1,0 +1,250 @@
+"""Mixture of experts: y = sum over the chosen experts of w * down(silu(gate(x)) * up(x)).
+
+Experts are read where they lie: an id is looked up in a table that gives the expert's slot in the
+bank. For one token every chosen expert is one stream of memory. For many, the (token, expert) pairs
+are sorted by expert inside the kernel, so that a chunk of a prompt reads each expert once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from emberd.compile.isa.isa import Isa
+from emberd.compile.isa.math import Register
+from emberd.compile.isa.vector import (
+    Buffer,
+    Expr,
+    PrimFunc,
+    broadcast,
+    constant,
+    for_vectors,
+    kernel,
+    load,
+    multiply_add,
+    store,
+    type_of,
+)
+from emberd.compile.kernels.dimensions import Dimension, Scratch, dimension, token_suffix
+from emberd.compile.kernels.dot import ROWS
+from emberd.compile.kernels.experts import Experts, declare_experts, experts_scratch
+from emberd.compile.quantize.formats import FORMATS, expert_bytes
+from numpy.typing import NDArray
+from tvm.script import tirx as T  # noqa: N812
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+
+def reference(
+    x: Floats,
+    ids: Ints,
+    weights: Floats,
+    gate_up: Floats,
+    down: Floats,
+    quantise: Callable[[Floats], Floats],
+) -> Floats:
+    """x [T, H], ids and weights [T, K], gate_up [E, 2I, H] (gate first), down [E, H, I] -> [T, H].
+
+    `quantise` is applied to every matrix input: `dot.quantise_reference` for q8 and q4.
+    """
+    y = np.zeros(x.shape, np.float64)
+    inputs = quantise(x).astype(np.float64)
+    for token, rank in np.ndindex(ids.shape):
+        expert = ids[token, rank]
+        gate, up = np.split(gate_up[expert] @ inputs[token], 2)
+        hidden = (gate / (1 + np.exp(-gate)) * up).astype(np.float32)
+        y[token] += weights[token, rank] * (down[expert] @ quantise(hidden[None])[0])
+    return y.astype(np.float32)
+
+
+def moe(
+    isa: Isa,
+    *,
+    format: str,
+    hidden: int,
+    intermediate: int,
+    experts: int,
+    top_k: int,
+    tokens: int | None,
+) -> PrimFunc:
+    """The experts' part of a layer, for one token (tokens = 1) or any number.
+
+    x f32[T,H], ids i32[T,K], weights f32[T,K], expert_table i32[E], bank u8[S, expert_bytes]
+    -> y f32[T,H]; scratch. Ids are trusted to be in 0..E-1, table entries in 0..S-1. The experts of
+    a token are added in order of k. EmberdError when the format cannot take the dimensions.
+    """
+    weight_format = FORMATS[format]
+    size = expert_bytes(weight_format, hidden, intermediate)
+    name = f"moe_{format}_h{hidden}_i{intermediate}_e{experts}_k{top_k}_{token_suffix(tokens)}"
+    with kernel(name) as builder:
+        rows = dimension("tokens", tokens)
+        x = T.arg("x", T.buffer((rows, hidden), "float32"))
+        ids = T.arg("ids", T.buffer((rows, top_k), "int32"))
+        weights = T.arg("weights", T.buffer((rows, top_k), "float32"))
+        table = T.arg("expert_table", T.buffer((experts,), "int32"))
+        bank = T.arg("bank", T.buffer((dimension("slots"), T.int64(size)), "uint8"))
+        y = T.arg("y", T.buffer((rows, hidden), "float32"))
+        layer = declare_experts(isa, weight_format, x, bank, rows * top_k, intermediate)
+        if tokens == 1:
+            with T.sblock("root"):
+                _one_token(layer, ids, weights, table, y)
+        else:
+            order = _Order.arguments(rows * top_k, experts)
+            outputs = T.arg("outputs", T.buffer((rows * top_k, hidden), "float32"))
+            with T.sblock("root"):
+                _many_tokens(isa, layer, ids, weights, table, y, order, outputs)
+    return builder.get()
+
+
+def moe_scratch(
+    tokens: int, *, format: str, hidden: int, intermediate: int, experts: int, top_k: int
+) -> Scratch:
+    """Scratch of the kernel for one token, or of that for many when tokens > 1."""
+    pairs = tokens * top_k
+    scratch = experts_scratch(FORMATS[format], tokens, pairs, hidden, intermediate)
+    if tokens > 1:
+        scratch += [*_Order.scratch(pairs, experts), ("float32", (pairs, hidden))]
+    return scratch
+
+
+def _one_token(layer: Experts, ids: Buffer, weights: Buffer, table: Buffer, y: Buffer) -> None:
+    """Two parallel regions: hidden units of all chosen experts, then outputs."""
+    top_k = int(ids.shape[1])
+
+    def slot(rank: Expr) -> Expr:
+        return T.Bind(T.Cast("int64", table[ids[0, rank]]))
+
+    layer.prepare(T.int32(0))
+    with T.parallel(0, top_k * layer.hidden_tasks) as task:
+        rank = T.Bind(task // layer.hidden_tasks)
+        part = T.Bind(task % layer.hidden_tasks)
+        layer.compute_hidden(slot(rank), part, lambda row: row, lambda row: rank + row, 1)
+    with T.parallel(0, layer.output_tasks) as part, T.serial(0, top_k) as rank:
+
+        def accumulate(row: Expr, column: Expr, value: Expr) -> None:
+            lanes = type_of(value)[1]
+            sum_before = T.Select(
+                broadcast(rank == 0, lanes), constant(0.0, lanes), load(y, [0, column], lanes)
+            )
+            weight = broadcast(weights[0, rank], lanes)
+            store(y, multiply_add(weight, value, sum_before), [0, column])
+
+        layer.compute_output(slot(rank), part, lambda row: rank + row, 1, accumulate)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Scratch of the sort: pairs (token * top_k + rank) in order of their experts."""
+
+    pairs: Buffer  # int32 [pairs], sorted
+    starts: Buffer  # int32 [experts + 1]: where each expert's pairs begin
+    cursors: Buffer  # int32 [experts]
+    active: Buffer  # int32 [experts]: those with a pair
+    active_count: Buffer  # int32 [1]
+
+    @staticmethod
+    def arguments(pairs: Dimension, experts: int) -> _Order:
+        return _Order(
+            T.arg("order_pairs", T.buffer((pairs,), "int32")),
+            T.arg("order_starts", T.buffer((experts + 1,), "int32")),
+            T.arg("order_cursors", T.buffer((experts,), "int32")),
+            T.arg("order_active", T.buffer((experts,), "int32")),
+            T.arg("order_active_count", T.buffer((1,), "int32")),
+        )
+
+    @staticmethod
+    def scratch(pairs: int, experts: int) -> Scratch:
+        return [
+            ("int32", (pairs,)),
+            ("int32", (experts + 1,)),
+            ("int32", (experts,)),
+            ("int32", (experts,)),
+            ("int32", (1,)),
+        ]
+
+    def sort(self, ids: Buffer) -> None:
+        """A stable counting sort."""
+        tokens, top_k = ids.shape[0], int(ids.shape[1])
+        experts = int(self.active.shape[0])
+        with T.serial(0, experts) as expert:
+            store(self.cursors, T.int32(0), [expert])
+        with T.serial(0, tokens) as token, T.serial(0, top_k) as rank:
+            expert = load(ids, [token, rank], 1)
+            store(self.cursors, self.cursors[expert] + 1, [expert])
+        store(self.starts, T.int32(0), [0])
+        store(self.active_count, T.int32(0), [0])
+        with T.serial(0, experts) as expert:
+            start = load(self.starts, [expert], 1)
+            count = load(self.cursors, [expert], 1)
+            store(self.cursors, start, [expert])
+            store(self.starts, start + count, [expert + 1])
+            with T.If(count > 0), T.Then():
+                position = load(self.active_count, [0], 1)
+                store(self.active, T.Cast("int32", expert), [position])
+                store(self.active_count, position + 1, [0])
+        with T.serial(0, tokens) as token, T.serial(0, top_k) as rank:
+            expert = load(ids, [token, rank], 1)
+            position = load(self.cursors, [expert], 1)
+            store(self.pairs, T.Cast("int32", token * top_k + rank), [position])
+            store(self.cursors, position + 1, [expert])
+
+
+def _many_tokens(
+    isa: Isa,
+    layer: Experts,
+    ids: Buffer,
+    weights: Buffer,
+    table: Buffer,
+    y: Buffer,
+    order: _Order,
+    outputs: Buffer,
+) -> None:
+    """Sort, hidden units, outputs of every pair, weighted sum.
+
+    Tasks go through the experts for one part of them after the other: with a few threads, each
+    computes the same share of every expert however unevenly the tokens chose.
+    """
+    tokens, top_k = ids.shape[0], int(ids.shape[1])
+    with T.parallel(0, tokens) as token:
+        layer.prepare(token)
+    order.sort(ids)
+    active_count = load(order.active_count, [0], 1)
+
+    def for_blocks(parts: int, body: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
+        """Emits body(slot, part, first, count) for every part of every expert's blocks of rows."""
+        with T.parallel(0, active_count * parts) as task:
+            part = T.Bind(T.truncdiv(task, active_count))
+            expert = load(order.active, [task - part * active_count], 1)
+            slot = T.Bind(T.Cast("int64", table[expert]))
+            start = load(order.starts, [expert], 1)
+            end = load(order.starts, [expert + 1], 1)
+            with T.serial(0, T.truncdiv(end - start + (ROWS - 1), ROWS)) as block:
+                first = T.Bind(start + block * ROWS)
+                body(slot, part, first, T.Bind(T.min(end - first, ROWS)))
+
+    def hidden(slot: Expr, part: Expr, first: Expr, count: Expr) -> None:
+        def token(row: Expr) -> Expr:
+            return T.truncdiv(order.pairs[first + row], top_k)
+
+        layer.compute_hidden(slot, part, token, lambda row: first + row, count)
+
+    def output(slot: Expr, part: Expr, first: Expr, count: Expr) -> None:
+        def put(row: Expr, column: Expr, value: Expr) -> None:
+            store(outputs, value, [order.pairs[first + row], column])
+
+        layer.compute_output(slot, part, lambda row: first + row, count, put)
+
+    for_blocks(layer.hidden_tasks, hidden)
+    for_blocks(layer.output_tasks, output)
+    with T.parallel(0, tokens) as token:
+
+        def add_up(column: Expr, lanes: int) -> None:
+            total = Register(constant(0.0, lanes))
+            with T.serial(0, top_k) as rank:
+                value = load(outputs, [token * top_k + rank, column], lanes)
+                total.add_product(broadcast(weights[token, rank], lanes), value)
+            store(y, total.value, [token, column])
+
+        for_vectors(int(y.shape[1]), isa.lanes, add_up)

@@ -1,0 +1,153 @@
+"""moe: every format against numpy on the unpacked experts, on every ISA of this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emberd.compile.isa.isa import Isa
+from emberd.compile.kernels.dot import quantise_reference
+from emberd.compile.kernels.moe import moe, moe_scratch, reference
+from emberd.compile.quantize.formats import FORMATS, pack_expert, unpack_expert
+from emberd.daemon.errors import EmberdError
+
+CASES = [  # format, hidden, intermediate, experts, top_k
+    ("f32", 19, 7, 5, 2),
+    ("f32", 64, 32, 2, 1),
+    ("q8", 96, 32, 3, 3),
+    ("q8", 320, 96, 5, 2),
+    ("q4", 96, 32, 3, 1),
+    ("q4", 320, 96, 40, 10),
+]
+TOKENS = 57
+SPARE = 3  # slots of the bank that no id refers to
+
+
+@pytest.fixture(scope="module")
+def library(isa: Isa, harness: Any) -> Any:
+    return harness.library(
+        isa,
+        [
+            moe(
+                isa,
+                format=name,
+                hidden=hidden,
+                intermediate=intermediate,
+                experts=experts,
+                top_k=top_k,
+                tokens=tokens,
+            )
+            for name, hidden, intermediate, experts, top_k in CASES
+            for tokens in (1, None)
+        ],
+    )
+
+
+class Problem:
+    """Random tokens and experts of one case; the experts lie in the bank in a random order."""
+
+    def __init__(self, case: tuple[str, int, int, int, int], harness: Any, library: Any) -> None:
+        self.format, self.hidden, self.intermediate, self.experts, self.top_k = case
+        weight_format = FORMATS[self.format]
+        random = np.random.default_rng(self.hidden)
+        self.table = random.permutation(self.experts + SPARE)[: self.experts].astype(np.int32)
+        self.gate_up = np.empty((self.experts, 2 * self.intermediate, self.hidden), np.float32)
+        self.down = np.empty((self.experts, self.hidden, self.intermediate), np.float32)
+        blobs = []
+        for expert in range(self.experts):
+            gate_up = random.standard_normal(self.gate_up.shape[1:]).astype(np.float32) / 8
+            down = random.standard_normal(self.down.shape[1:]).astype(np.float32) / 8
+            blobs.append(pack_expert(weight_format, gate_up, down))
+            self.gate_up[expert], self.down[expert] = unpack_expert(
+                weight_format, blobs[-1], self.hidden, self.intermediate
+            )
+        bank = np.full((self.experts + SPARE, len(blobs[0])), 0xFF, np.uint8)
+        bank[self.table] = blobs
+        self.bank = harness.aligned(bank)
+        self.x = random.standard_normal((TOKENS, self.hidden)).astype(np.float32)
+        # Low ids are chosen by most tokens, high ones by none: full blocks, rests, idle experts.
+        likes = 1.0 / (1 + np.arange(self.experts)) ** 2
+        keys = random.random((TOKENS, self.experts)) ** (1 / likes)
+        self.ids = np.argsort(-keys, axis=1)[:, : self.top_k].astype(np.int32)
+        self.weights = random.random((TOKENS, self.top_k)).astype(np.float32)
+        self._harness, self._library = harness, library
+
+    def run(self, rows: slice, suffix: str) -> np.ndarray:
+        """The kernel's y for some rows of x."""
+        aligned = self._harness.aligned
+        y = self._harness.empty(np.float32, self.x[rows].shape)
+        scratch = moe_scratch(
+            len(y),
+            format=self.format,
+            hidden=self.hidden,
+            intermediate=self.intermediate,
+            experts=self.experts,
+            top_k=self.top_k,
+        )
+        self._library(
+            f"moe_{self.format}_h{self.hidden}_i{self.intermediate}"
+            f"_e{self.experts}_k{self.top_k}_{suffix}",
+            aligned(self.x[rows]),
+            aligned(self.ids[rows]),
+            aligned(self.weights[rows]),
+            aligned(self.table),
+            self.bank,
+            y,
+            *self._harness.scratch(scratch),
+        )
+        return y
+
+    def reference(self, quantised: bool) -> np.ndarray:
+        return reference(
+            self.x,
+            self.ids,
+            self.weights,
+            self.gate_up,
+            self.down,
+            quantise_reference if quantised else lambda values: values,
+        )
+
+
+@pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))
+def problem(request: pytest.FixtureRequest, harness: Any, library: Any) -> Problem:
+    return Problem(request.param, harness, library)
+
+
+def _row_errors(y: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(y - expected, axis=1) / np.linalg.norm(expected, axis=1)
+
+
+def test_agrees_with_reference(problem: Problem) -> None:
+    quantised = problem.format != "f32"
+    errors = _row_errors(problem.run(slice(None), "tn"), problem.reference(quantised))
+    # A hidden unit on the edge between two int8 values may fall to the other side: a step of one
+    # unit, in few of the rows.
+    assert np.quantile(errors, 0.8) < 1e-5
+    assert errors.max() < (5e-3 if quantised else 1e-5)
+
+
+def test_quantised_activations_cost_little(problem: Problem) -> None:
+    """Two matrices in a row: twice the percent of one."""
+    exact = problem.reference(quantised=False)
+    assert np.median(_row_errors(problem.run(slice(None), "tn"), exact)) < 0.02
+
+
+def test_rows_do_not_depend_on_the_number_of_tokens(problem: Problem) -> None:
+    many = problem.run(slice(None), "tn")
+    for row in (0, 20, TOKENS - 1):
+        rows = slice(row, row + 1)
+        np.testing.assert_array_equal(problem.run(rows, "t1"), many[rows])
+    np.testing.assert_array_equal(problem.run(slice(9, 31), "tn"), many[9:31])
+
+
+def test_all_tokens_choose_the_same_expert(problem: Problem) -> None:
+    problem.ids[:] = problem.experts - 1
+    many = problem.run(slice(None), "tn")
+    np.testing.assert_array_equal(problem.run(slice(3, 4), "t1"), many[3:4])
+    assert _row_errors(many, problem.reference(problem.format != "f32")).max() < 5e-3
+
+
+def test_dimensions_that_the_format_cannot_take(isa: Isa) -> None:
+    with pytest.raises(EmberdError, match="multiple of 32"):
+        moe(isa, format="q4", hidden=64, intermediate=40, experts=4, top_k=2, tokens=1)
