@@ -26,6 +26,7 @@ setup(
                 "-Wall",
                 "-Wextra",
                 "-Werror",
+                "-fno-trapping-math",
                 "-fvisibility=hidden",
             ],
             libraries=["m", "dl", "pthread"],

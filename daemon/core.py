@@ -321,11 +321,11 @@ class Logits:
 
     def add(self, token: int, bias: float, row: int = -1) -> None:
         """Adds `bias` to the logit of `token`."""
-        address = self._row(row)
-        if not 0 <= token < self.vocab_size:
-            raise EmberdError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
-        value = ctypes.c_float.from_address(address + 4 * token)
-        value.value += bias
+        self._logit(token, row).value += bias
+
+    def get(self, token: int, row: int = -1) -> float:
+        """The logit of `token`."""
+        return self._logit(token, row).value
 
     def top(self, k: int, row: int = -1) -> tuple[list[int], list[float]]:
         """The ids and logits of the `k` greatest, descending; equal ones by ascending id."""
@@ -335,14 +335,23 @@ class Logits:
         _core.ember_top_k(address, self.vocab_size, k, ids, values)
         return ids[:], values[:]
 
-    def log_sum_exp(self, row: int = -1) -> float:
-        """log(sum(exp(logits))), so that logit - log_sum_exp is a log-probability."""
-        value: float = _core.ember_log_sum_exp(self._row(row), self.vocab_size)
+    def log_sum_exp(self, row: int = -1, temperature: float = 1.0) -> float:
+        """log(sum(exp(logits / temperature))): with it, logit / temperature - log_sum_exp is a
+        log-probability."""
+        if not temperature > 0:
+            raise EmberdError(f"temperature {temperature}: expected one above 0")
+        value: float = _core.ember_log_sum_exp(self._row(row), self.vocab_size, temperature)
         return value
 
     def _check_current(self) -> None:
         if self._of_step != self._model._steps:
             raise EmberdError("these logits are gone: the model has made another step")
+
+    def _logit(self, token: int, row: int) -> ctypes.c_float:
+        address = self._row(row)
+        if not 0 <= token < self.vocab_size:
+            raise EmberdError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
+        return ctypes.c_float.from_address(address + 4 * token)
 
     def _row(self, row: int) -> int:
         self._check_current()
@@ -418,7 +427,7 @@ def _load() -> ctypes.CDLL:
         "ember_session_load": (None, (pointer, pointer)),
         "ember_session_step": (ctypes.c_int, (pointer, pointer, int32, int64, int32, *error)),
         "ember_top_k": (int64, (pointer, int64, int64, pointer, pointer)),
-        "ember_log_sum_exp": (ctypes.c_double, (pointer, int64)),
+        "ember_log_sum_exp": (ctypes.c_double, (pointer, int64, ctypes.c_float)),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(core, name)

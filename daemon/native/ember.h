@@ -90,7 +90,8 @@ EMBER_API ember_status ember_session_step(ember_session *session, const int32_t 
  * -infinity. Returns how many were written: min(k, n). */
 EMBER_API int64_t ember_top_k(const float *row, int64_t n, int64_t k, int32_t *ids, float *values);
 
-/* log(sum(exp(row[0..n)))), NaN counting as -infinity; -infinity for an empty sum. */
-EMBER_API double ember_log_sum_exp(const float *row, int64_t n);
+/* log(sum(exp(row[0..n) / temperature))), NaN counting as -infinity; -infinity for an empty sum.
+ * The temperature is above 0. */
+EMBER_API double ember_log_sum_exp(const float *row, int64_t n, float temperature);
 
 #endif

@@ -112,8 +112,9 @@ static inline float exp_negative(float x)
     return x > -87.0f ? p * scale : 0.0f;
 }
 
-double ember_log_sum_exp(const float *row, int64_t n)
+double ember_log_sum_exp(const float *row, int64_t n, float temperature)
 {
+    float scale = 1.0f / temperature;
     float max = -INFINITY;
     int64_t blocks = n / BLOCK * BLOCK;
     for (int64_t i = 0; i < blocks; i += BLOCK) {
@@ -128,7 +129,7 @@ double ember_log_sum_exp(const float *row, int64_t n)
     for (int64_t i = 0; i < blocks; i += BLOCK) {
         float terms[BLOCK];
         for (int j = 0; j < BLOCK; j++)
-            terms[j] = exp_negative(row[i + j] - max);
+            terms[j] = exp_negative((row[i + j] - max) * scale);
         float lanes[8] = {0};
         for (int j = 0; j < BLOCK; j += 8)
             for (int l = 0; l < 8; l++)
@@ -137,6 +138,6 @@ double ember_log_sum_exp(const float *row, int64_t n)
             sum += lanes[l];
     }
     for (int64_t i = blocks; i < n; i++)
-        sum += exp_negative(row[i] - max);
-    return max + log(sum);
+        sum += exp_negative((row[i] - max) * scale);
+    return max / (double)temperature + log(sum);
 }

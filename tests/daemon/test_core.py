@@ -309,14 +309,19 @@ def test_logits_operations(model: Model) -> None:
         assert (ids, values) == ([3, 7, 11, 15, 2], [3.0, 3.0, 3.0, 3.0, 2.0])
         logits.add(2, 1.5, row=1)
         assert logits.top(1, row=-3) == ([2], [3.5])
-        assert logits.log_sum_exp(row=1) == pytest.approx(
-            math.log(sum(math.exp(memory[1, token]) for token in range(16))), rel=1e-6
-        )
+        assert logits.get(2, row=1) == 3.5
+        for temperature in (1.0, 0.3, 5.0):
+            total = sum(math.exp(memory[1, token] / temperature) for token in range(16))
+            assert logits.log_sum_exp(1, temperature) == pytest.approx(math.log(total), rel=1e-6)
         assert logits.top(100)[0] == logits.top(16, row=3)[0]
         with pytest.raises(EmberdError, match="row 4 of 4"):
             logits.top(1, row=4)
-        with pytest.raises(EmberdError, match="outside the vocabulary"):
-            logits.add(16, 1.0)
+        for call in (lambda: logits.add(16, 1.0), lambda: logits.get(-1)):
+            with pytest.raises(EmberdError, match="outside the vocabulary"):
+                call()
+        for temperature in (0.0, -1.0, math.nan):
+            with pytest.raises(EmberdError, match="expected one above 0"):
+                logits.log_sum_exp(temperature=temperature)
 
 
 def test_closed_things_raise(model: Model) -> None:
