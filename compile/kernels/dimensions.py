@@ -7,6 +7,7 @@ from typing import Any
 
 from emberd.compile.isa.isa import Isa
 from tvm import tirx
+from tvm.script import tirx as T  # noqa: N812
 
 Dimension = Any
 """An int, or a TIR variable that takes its value from the tensor passed."""
@@ -14,10 +15,18 @@ Dimension = Any
 Scratch = list[tuple[str, tuple[int, ...]]]
 """dtype and shape of each scratch tensor, in argument order."""
 
+_SMALL = 8192  # elements: one or two microseconds
+
 
 def dimension(name: str, value: int | None = None) -> Dimension:
     """`value`, or a variable called `name` for a dimension that is known only at run time."""
     return tirx.Var(name, "int64") if value is None else value
+
+
+def parallel_unless_small(tasks: Dimension, elements: int) -> Any:
+    """A loop over tasks of `elements` each: parallel if that can outweigh waking the threads."""
+    small = isinstance(tasks, int) and tasks * elements <= _SMALL
+    return (T.serial if small else T.parallel)(0, tasks)
 
 
 def token_suffix(tokens: int | None) -> str:

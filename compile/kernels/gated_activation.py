@@ -12,6 +12,7 @@ from emberd.compile.kernels.dimensions import (
     Scratch,
     block_size,
     dimension,
+    parallel_unless_small,
     token_suffix,
     vector_lanes,
 )
@@ -43,7 +44,7 @@ def gated_activation(isa: Isa, *, kind: Kind, columns: int, tokens: int | None) 
         up = T.arg("up", T.buffer(shape, "float32"))
         y = T.arg("y", T.buffer(shape, "float32"))
         blocks = columns // block
-        with T.sblock("root"), T.parallel(0, rows * blocks) as task:
+        with T.sblock("root"), parallel_unless_small(rows * blocks, block) as task:
             row = T.Bind(task // blocks)
             first = T.Bind(task % blocks * block)
             with T.serial(0, block // min(block, lanes)) as vector:

@@ -20,7 +20,13 @@ from emberd.compile.isa.vector import (
     store,
     sum_lanes,
 )
-from emberd.compile.kernels.dimensions import Scratch, dimension, token_suffix, vector_lanes
+from emberd.compile.kernels.dimensions import (
+    Scratch,
+    dimension,
+    parallel_unless_small,
+    token_suffix,
+    vector_lanes,
+)
 from numpy.typing import NDArray
 from tvm.script import tirx as T  # noqa: N812
 
@@ -58,7 +64,7 @@ def rms_norm(
         weight = T.arg("weight", T.buffer((columns,), "float32"))
         gate = T.arg("gate", T.buffer(shape, "float32")) if gated else None
         y = T.arg("y", T.buffer(shape, "float32"))
-        with T.sblock("root"), T.parallel(0, shape[0]) as row:
+        with T.sblock("root"), parallel_unless_small(shape[0], columns) as row:
             scale = broadcast(_reciprocal_rms(x, row, columns, lanes, eps), lanes)
             with T.serial(0, columns // lanes) as vector:
                 at = [row, vector * lanes]
