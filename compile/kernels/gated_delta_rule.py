@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from tvm.script import tirx as T  # noqa: N812
 
 _NORM_EPS = 1e-6
-_DECODE_VECTORS = 8  # of a state row: long runs, because the state comes from memory
-_PREFILL_VECTORS = 2  # the part of a state that a task works on stays in the first-level cache
+_DECODE_VECTORS = 16  # of a state row: long runs, because the state comes from memory
+_PREFILL_VECTORS = 4  # what a task works on stays in the first-level cache
 
 
 def reference(
