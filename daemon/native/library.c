@@ -17,9 +17,29 @@
 static _Thread_local ember_pool *current_pool;
 static _Thread_local char kernel_error[EMBER_ERROR_BYTES];
 
+/* Takes the error that a kernel raised in TVM, when it found TVM's function before ours: so it is
+ * in a compiler that runs the core. */
+static void take_error_of_tvm(void)
+{
+    void (*move)(tvm_error **) = (void (*)(tvm_error **))dlsym(RTLD_DEFAULT,
+                                                               "TVMFFIErrorMoveFromRaised");
+    int (*release)(tvm_error *) = (int (*)(tvm_error *))dlsym(RTLD_DEFAULT,
+                                                              "TVMFFIObjectDecRef");
+    tvm_error *raised = NULL;
+    if (move && release)
+        move(&raised);
+    if (!raised)
+        return;
+    snprintf(kernel_error, sizeof kernel_error, "%.*s: %.*s", (int)raised->kind.size,
+             raised->kind.data, (int)raised->message.size, raised->message.data);
+    release(raised);
+}
+
 const char *ember_kernel_error(void)
 {
-    return kernel_error;
+    if (!*kernel_error)
+        take_error_of_tvm();
+    return *kernel_error ? kernel_error : "it gave no reason";
 }
 
 void ember_set_kernel_error(const char *message)
@@ -27,21 +47,23 @@ void ember_set_kernel_error(const char *message)
     snprintf(kernel_error, sizeof kernel_error, "%s", message);
 }
 
-/* Called by kernels. When TVM itself is in the process (a compiler that also runs the core) its
- * own kernels may find this one first, so the error is handed on to it. */
-typedef void raise_error(const char *kind, const char **parts, int32_t count);
-EMBER_API raise_error TVMFFIErrorSetRaisedFromCStrParts;
+/* Called by kernels. Where TVM is in the process, its own kernels may find this function first: so
+ * TVM gets the error as well, by a function of which it has the only definition. */
+EMBER_API void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts,
+                                                 int32_t count);
 
 void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int32_t count)
 {
-    size_t used = (size_t)snprintf(kernel_error, sizeof kernel_error, "%s: ", kind);
+    size_t start = (size_t)snprintf(kernel_error, sizeof kernel_error, "%s: ", kind);
+    size_t used = start;
     for (int32_t i = 0; i < count && used < sizeof kernel_error; i++)
         if (parts[i])
             used += (size_t)snprintf(kernel_error + used, sizeof kernel_error - used, "%s",
                                      parts[i]);
-    raise_error *next = (raise_error *)dlsym(RTLD_NEXT, "TVMFFIErrorSetRaisedFromCStrParts");
-    if (next)
-        next(kind, parts, count);
+    void (*raise)(const char *, const char *) = (void (*)(const char *, const char *))dlsym(
+        RTLD_DEFAULT, "TVMFFIErrorSetRaisedFromCStr");
+    if (raise && start < sizeof kernel_error)
+        raise(kind, kernel_error + start);
 }
 
 void ember_library_use_pool(ember_pool *pool)

@@ -333,11 +333,10 @@ static bool call_kernel(const ember_program *program, const ember_step *step, em
     tvm_any result = {.type_index = TVM_NONE};
     if (step->kernel(NULL, step->arguments, step->count, &result) == 0)
         return true;
-    const char *reason = ember_kernel_error();
-    bool failed = ember_fail(error, "kernel %s failed: %s", program->symbols[step->symbol],
-                             *reason ? reason : "it gave no reason");
+    ember_fail(error, "kernel %s failed: %s", program->symbols[step->symbol],
+               ember_kernel_error());
     ember_set_kernel_error("");
-    return failed;
+    return false;
 }
 
 bool ember_program_run(const ember_program *program, const ember_step_list *list,

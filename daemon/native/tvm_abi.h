@@ -4,6 +4,7 @@
 #ifndef EMBER_TVM_ABI_H
 #define EMBER_TVM_ABI_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 enum { DL_CPU = 1 };
@@ -53,5 +54,20 @@ typedef int tvm_parallel_launch(tvm_parallel_lambda *lambda, void *closure, int 
 typedef void *tvm_alloc_workspace(int device_type, int device_id, uint64_t bytes, int code,
                                   int bits);
 typedef int tvm_free_workspace(int device_type, int device_id, void *memory);
+
+/* What TVM's own error objects begin with; seen only where TVM is in the process. */
+typedef struct {
+    const char *data;
+    size_t size;
+} tvm_bytes;
+
+typedef struct {
+    uint64_t reference_count;
+    int32_t type_index;
+    uint32_t padding;
+    void (*deleter)(void *self, int flags);
+    tvm_bytes kind;
+    tvm_bytes message;
+} tvm_error;
 
 #endif

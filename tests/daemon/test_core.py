@@ -260,6 +260,8 @@ def test_a_bad_expert_table_is_an_error(tiny: Any, tmp_path: Path) -> None:
 
 KERNEL_ERROR = """
 import sys
+for name in sys.argv[2:]:
+    __import__(name)
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
@@ -272,17 +274,39 @@ with Model(Artifact.open(sys.argv[1]), threads=2) as model, model.open_session(8
 """
 
 
-def test_a_kernel_that_refuses_its_tensors_says_so(tiny: Any, tmp_path: Path) -> None:
-    """In a process without TVM, as on a device: there the message is the kernel's own."""
+@pytest.mark.parametrize("loaded", [[], ["tvm"], ["emberd.daemon.core", "tvm"]])
+def test_a_kernel_that_refuses_its_tensors_says_so(
+    tiny: Any, tmp_path: Path, loaded: list[str]
+) -> None:
+    """On a device without TVM, and in a compiler, where kernels may raise their error in TVM."""
     wrong = tiny.with_steps(1, "logits_last", [Step(StepKind.CALL, 5, (0, 1, 2))])
     path = tiny.write(tmp_path / "wrong", wrong)
-    result = subprocess.run(
-        [sys.executable, "-c", KERNEL_ERROR, str(path)], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", KERNEL_ERROR, str(path), *loaded]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
     first, second = result.stdout.splitlines()
-    assert first.startswith("kernel head failed: ")
-    assert "Mismatched logits.shape[0]" in first
+    assert first.startswith("kernel head failed: ValueError: Mismatched logits.shape[0]")
     assert second == f"the session failed before ({first}): reset it"
+
+
+TVM_ERROR = """
+import sys
+import emberd.daemon.core
+import tvm, numpy
+head = tvm.runtime.load_module(sys.argv[1])["head"]
+shapes = (2, 16), (16, 16), (3, 16)
+try:
+    head(*(tvm.runtime.tensor(numpy.zeros(shape, "float32")) for shape in shapes))
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_kernels_of_tvm_keep_their_errors(tiny: Any, tmp_path: Path) -> None:
+    """Their library may find the core's function; the error must still reach TVM."""
+    (tmp_path / "kernels.so").write_bytes(tiny.kernels)
+    command = [sys.executable, "-c", TVM_ERROR, str(tmp_path / "kernels.so")]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Mismatched logits.shape[0]" in result.stdout
 
 
 def test_logits_die_with_the_next_step(model: Model) -> None:
