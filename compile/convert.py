@@ -1,0 +1,193 @@
+"""Convert a checkpoint: write its structure as ONNX blocks and refer to its weights in place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+from emberd.compile.blocks import BLOCKS
+from emberd.compile.checkpoint.configuration import stop_tokens
+from emberd.compile.checkpoint.huggingface import Checkpoint
+from emberd.compile.converted import (
+    BLOCK_FOLDER,
+    FORMAT,
+    MODEL_FILE,
+    VERSION,
+    BlockInstance,
+    ConvertedModel,
+)
+from emberd.compile.document import read_json
+from emberd.compile.weights import Shard, WeightReader, WeightReference
+from emberd.daemon.errors import EmberdError
+
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+COPIED_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, GENERATION_CONFIG_FILE, CHAT_TEMPLATE_FILE)
+
+Progress = Callable[[int], None]
+"""Told how many bytes of weights have just been checked."""
+
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def convert(
+    source: Path | str,
+    destination: Path | str,
+    name: str | None = None,
+    progress: Progress = lambda _: None,
+) -> ConvertedModel:
+    """Convert the Hugging Face checkpoint folder `source` into the new folder `destination`.
+
+    Every weight is read once, in pieces of a few MB, to make sure that it is finite; none is
+    copied: `destination` refers to the shards by path relative to itself. `destination` must not
+    exist (or be an empty folder); it appears complete or not at all. `name` defaults to the name of
+    the source folder. Raises EmberdError.
+    """
+    source, destination = Path(source), Path(destination).absolute()
+    checkpoint = Checkpoint.open(source)
+    stack = checkpoint.stack()
+    check_weights(stack, checkpoint.shards, progress)
+    _refuse_existing(destination)
+    partial = destination.with_name(f".{destination.name}.partial-{os.getpid()}")
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+        try:
+            model_name = name or source.resolve().name
+            _write(checkpoint, stack, model_name, partial, destination)
+            ConvertedModel.load(partial)
+            partial.rename(destination)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise EmberdError(f"{destination}: cannot be written: {error.strerror}") from error
+    return ConvertedModel.load(destination)
+
+
+def check_weights(
+    stack: list[BlockInstance], shards: dict[str, Shard], progress: Progress = lambda _: None
+) -> None:
+    """Raise EmberdError at the first weight that holds a NaN or an infinity."""
+    reader = WeightReader(shards)
+    try:
+        for instance in stack:
+            for reference in instance.weights.values():
+                reader.check_finite(reference)
+                progress(reference.bytes)
+    finally:
+        reader.close()
+
+
+def _refuse_existing(destination: Path) -> None:
+    if destination.is_dir() and not any(destination.iterdir()):
+        return
+    if destination.exists() or destination.is_symlink():
+        raise EmberdError(f"{destination}: already exists; remove it or choose another place")
+
+
+def _write(
+    checkpoint: Checkpoint,
+    stack: list[BlockInstance],
+    name: str,
+    folder: Path,
+    destination: Path,
+) -> None:
+    """Fill `folder`, which will be renamed to its sibling `destination`."""
+    (folder / BLOCK_FOLDER).mkdir()
+    for block in dict.fromkeys(instance.block for instance in stack):
+        model = BLOCKS[block].build(checkpoint.configuration.dimensions)
+        (folder / BLOCK_FOLDER / f"{block}.onnx").write_bytes(model.SerializeToString())
+    for file in COPIED_FILES:
+        if (checkpoint.folder / file).is_file():
+            shutil.copyfile(checkpoint.folder / file, folder / file)
+    _write_embedded_chat_template(checkpoint.folder, folder)
+    document = _document(checkpoint, stack, name, destination)
+    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=1000)
+    (folder / MODEL_FILE).write_text(text, encoding="utf-8")
+
+
+def _write_embedded_chat_template(source: Path, folder: Path) -> None:
+    """Older checkpoints keep the chat template inside tokenizer_config.json."""
+    if (source / CHAT_TEMPLATE_FILE).is_file() or not (source / TOKENIZER_CONFIG_FILE).is_file():
+        return
+    template = read_json(source / TOKENIZER_CONFIG_FILE).get("chat_template")
+    if template is not None:
+        (folder / CHAT_TEMPLATE_FILE).write_text(template.text(), encoding="utf-8")
+
+
+def _document(
+    checkpoint: Checkpoint, stack: list[BlockInstance], name: str, destination: Path
+) -> dict[str, Any]:
+    """The content of model.yaml."""
+    configuration = checkpoint.configuration
+    dimensions = {k: v for k, v in asdict(configuration.dimensions).items() if v is not None}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": name,
+        "architecture": configuration.architecture,
+        "dimensions": dimensions,
+        "tied_embeddings": checkpoint.tied,
+        "stop_tokens": find_stop_tokens(checkpoint),
+        "shards": {
+            key: {
+                "path": os.path.relpath(shard.path.resolve(), destination.parent.resolve() / "_"),
+                "bytes": shard.bytes,
+            }
+            for key, shard in checkpoint.shards.items()
+        },
+        "stack": [_instance(instance) for instance in stack],
+    }
+
+
+def _instance(instance: BlockInstance) -> dict[str, Any]:
+    layer = {} if instance.layer is None else {"layer": instance.layer}
+    weights = {name: _reference(reference) for name, reference in instance.weights.items()}
+    return {"block": instance.block, **layer, "weights": weights}
+
+
+def _reference(reference: WeightReference) -> dict[str, Any]:
+    tensor = {"name": reference.name, "dtype": reference.dtype, "shape": list(reference.shape)}
+    pieces = [{"shard": piece.shard, "offset": piece.offset} for piece in reference.pieces]
+    return {**tensor, **pieces[0]} if len(pieces) == 1 else {**tensor, "pieces": pieces}
+
+
+def find_stop_tokens(checkpoint: Checkpoint) -> list[int]:
+    """Every token that any of the checkpoint's files calls an end, the usual first.
+
+    Chat models end a turn with one token and a document with another, and which file names which
+    varies; generation must stop at either.
+    """
+    found: list[int] = []
+    generation = checkpoint.folder / GENERATION_CONFIG_FILE
+    if generation.is_file():
+        found += stop_tokens(read_json(generation))
+    found += checkpoint.configuration.stop_tokens
+    found += _tokenizer_end(checkpoint.folder)
+    last = checkpoint.configuration.dimensions.vocab_size - 1
+    for token in found:
+        if token > last:
+            raise EmberdError(
+                f"{checkpoint.folder}: stop token {token} is outside the vocabulary (0..{last})"
+            )
+    return list(dict.fromkeys(found))
+
+
+def _tokenizer_end(folder: Path) -> list[int]:
+    """The id of tokenizer_config.json's `eos_token`, looked up in tokenizer.json."""
+    if not all((folder / file).is_file() for file in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)):
+        return []
+    end = read_json(folder / TOKENIZER_CONFIG_FILE).get("eos_token")
+    added = read_json(folder / TOKENIZER_FILE).get("added_tokens")
+    if end is None or added is None:
+        return []
+    text = end["content"].text() if isinstance(end.value, dict) else end.text()
+    return [token["id"].integer() for token in added.sequence() if token["content"].text() == text]
