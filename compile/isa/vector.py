@@ -69,7 +69,7 @@ def store(buffer: Buffer, value: Expr, indices: Sequence[Expr | int]) -> None:
 
 
 def stack_buffer(count: int, dtype: str = "float32") -> Buffer:
-    """Uninitialised array of `count` elements on the task's stack: at most 1024 bytes.
+    """Uninitialised array of `count` elements on the task's stack: less than 1024 bytes.
 
     TVM would turn a larger one into a workspace call.
     """

@@ -33,8 +33,8 @@ from emberd.compile.quantize.formats import GROUP, SCALE_BYTES, TILE, GroupForma
 from numpy.typing import NDArray
 from tvm.script import tirx as T  # noqa: N812
 
-ROWS = 16
-"""Most token rows that one pass over a weight tile serves."""
+ROWS = 8
+"""Most token rows that one pass over a weight tile serves: more would not be faster."""
 
 RowMap = Callable[[Expr], Expr]
 """Number of a row in a block -> its row in a buffer."""

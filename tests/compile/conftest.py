@@ -27,6 +27,7 @@ class Library:
         assert len(set(names)) == len(names), "two kernels of one name"
         module = tvm.IRModule(dict(zip(names, functions, strict=True)))
         self._module = tvm.tirx.build(module, target=isa.target)
+        assert "AllocWorkspace" not in self._module.inspect_source("ll"), "a stack array is too big"
 
     def __call__(self, symbol: str, *arrays: Array) -> None:
         self._module[symbol](*(tvm_ffi.from_dlpack(array) for array in arrays))
