@@ -470,7 +470,7 @@ def _config(
         _Sequence(tokens, ROLES.index(role), steps, len(steps) // 4)
         for tokens, role, steps in program.sequences
     ]
-    pinned = cpus if threads <= len(cpus) else ()
+    cores = cpus if threads <= len(cpus) else ()
     sizes = program.section_bytes
     return _Config(
         kernels=artifact.kernel_library,
@@ -498,6 +498,6 @@ def _config(
         weights_file=files[0],
         experts_file=files[1],
         threads=threads,
-        cpu_count=len(pinned),
-        cpus=(ctypes.c_int32 * len(pinned))(*pinned),
+        cpu_count=len(cores),
+        cpus=(ctypes.c_int32 * len(cores))(*cores),
     )

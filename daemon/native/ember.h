@@ -57,8 +57,8 @@ typedef struct {
     int32_t weights_file; /* descriptors, not needed after the call */
     int32_t experts_file;
     int32_t threads;
-    int32_t cpu_count; /* 0: threads are not pinned */
-    const int32_t *cpus;
+    int32_t cpu_count; /* 0: workers run on any CPU */
+    const int32_t *cpus; /* else on these */
 } ember_model_config;
 
 /* Checks every value of the program, loads the kernels, maps the weights and starts the threads.
