@@ -1,8 +1,10 @@
 /* Drives the core without Python, for builds with sanitizers: `driver KERNELS.so`.
  * Exits with 0 when everything was as it must be, else says what was not. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +26,55 @@ enum { COLUMNS = 40, CHUNK = 4, CAPACITY = 100 };
 
 static char message[EMBER_ERROR_BYTES];
 static const ember_error error = {message, sizeof message};
+
+/* ---- what the core asks of the system, linked with --wrap so that it can be refused here */
+static int allowed = -1; /* calls until one is refused; negative: none is */
+
+static bool refused(void)
+{
+    return allowed >= 0 && allowed-- == 0;
+}
+
+void *__real_calloc(size_t count, size_t size);
+void *__real_aligned_alloc(size_t alignment, size_t size);
+char *__real_strdup(const char *text);
+void *__real_mmap(void *at, size_t size, int protection, int flags, int file, off_t offset);
+int __real_memfd_create(const char *name, unsigned flags);
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*function)(void *), void *argument);
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return refused() ? NULL : __real_calloc(count, size);
+}
+
+void *__wrap_aligned_alloc(size_t alignment, size_t size)
+{
+    return refused() ? NULL : __real_aligned_alloc(alignment, size);
+}
+
+char *__wrap_strdup(const char *text)
+{
+    return refused() ? NULL : __real_strdup(text);
+}
+
+void *__wrap_mmap(void *at, size_t size, int protection, int flags, int file, off_t offset)
+{
+    return refused() ? MAP_FAILED : __real_mmap(at, size, protection, flags, file, offset);
+}
+
+static bool without_memfd;
+
+int __wrap_memfd_create(const char *name, unsigned flags)
+{
+    return without_memfd ? -1 : __real_memfd_create(name, flags);
+}
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*function)(void *), void *argument)
+{
+    return refused() ? EAGAIN : __real_pthread_create(thread, attributes, function, argument);
+}
 
 /* ---- pool: every task runs exactly once, whatever the pace */
 typedef struct {
@@ -217,6 +268,29 @@ static void test_damaged_buffers(ember_model_config config)
     CHECK(opened > 50 && refused > 100);
 }
 
+/* Refuses one request to the system after the other: each is noticed and nothing is left behind,
+ * which the sanitizer checks. */
+static void test_refusals(const ember_model_config *config)
+{
+    int failures = 0;
+    for (int n = 0;; n++) {
+        allowed = n;
+        message[0] = 0;
+        ember_model *model = ember_model_open(config, message, sizeof message);
+        ember_session *session =
+            model ? ember_session_open(model, CAPACITY, message, sizeof message) : NULL;
+        bool everything = allowed >= 0;
+        allowed = -1;
+        CHECK(session || message[0]);
+        failures += session == NULL;
+        ember_session_close(session);
+        ember_model_close(model);
+        if (everything)
+            break;
+    }
+    CHECK(failures > 15);
+}
+
 static void test_model(const char *path)
 {
     int file = open(path, O_RDONLY);
@@ -226,6 +300,7 @@ static void test_model(const char *path)
     CHECK(size > 0 && kernels != MAP_FAILED);
     ember_model_config config = tiny_config(kernels, size, file);
     for (int round = 0; round < 3; round++) {
+        without_memfd = round == 1;
         ember_model *model = ember_model_open(&config, message, sizeof message);
         ember_model *twin = ember_model_open(&config, message, sizeof message);
         CHECK(model && twin);
@@ -235,6 +310,7 @@ static void test_model(const char *path)
         ember_model_close(twin);
     }
     test_damaged_buffers(config);
+    test_refusals(&config);
     config.kernels_bytes = 100;
     CHECK(!ember_model_open(&config, message, sizeof message));
     config = tiny_config(kernels, size, file);
