@@ -9,36 +9,39 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
+
+import yaml
 
 Split = Literal["train", "heldout"]
 Language = Literal["en", "zh"]
 Value = str | int | float
 
-PLACE_WORDS = """Harbour Station Airport Castle Market Garden River Bridge North South Temple Museum
-Stadium Library Central Victoria Windmill Orchard Lakeside Cathedral Marina Summit Valley Meadow
-Foundry Granite Juniper Willow Maple Cedar Falcon Heron Liberty Union Kings Queens Abbey Chapel
-Berlin Hamburg Oslo Turin Lyon Kyoto Boston Denver Austin Dublin Zurich Vienna Prague Lisbon
-Geneva Munich Porto Seville Cardiff Leeds Bergen Malmo Ghent Utrecht Krakow Riga Tallinn""".split()
-PLACE_ENDINGS = """Street Road Avenue Square Hotel Hospital Park Mall Plaza Airport Station School
-Tower Museum Beach Depot Warehouse""".split()
-SONG_WORDS = """Silver Morning Golden Rain Midnight Train Blue River Summer Night Dancing Shadow Fire
-Heart Echo Winter Light Broken Mirror Paper Moon Electric Dream Ocean Wild Horses Velvet Sky Lonely
-Road Crystal Thunder Honey Ghost Neon Garden Scarlet Letter Falling Stars Empty Room Burning Bridge
-Whisper Diamond Rebel Hurricane Marble Candle Sunset Gravity Satellite Carousel Lantern""".split()
+_WORDS: dict[str, list[str]] = {
+    name: text.split()
+    for name, text in yaml.safe_load(
+        Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")
+    ).items()
+}
+PLACE_WORDS, PLACE_ENDINGS = _WORDS["places"], _WORDS["place_endings"]
+SONG_WORDS, ARTIST_WORDS, SYLLABLES = _WORDS["songs"], _WORDS["artists"], _WORDS["syllables"]
 SONG_GLUE = ("of the", "in the", "and", "for", "without", "on")
-ARTIST_WORDS = """Wolves Pilots Sisters Kings Foxes Harbour Marlow Stone Rivers Vega Nova Lake Delgado
-Moreau Lindqvist Okafor Tanaka Bennett Carver Holloway Petrov Ines Clara Otis Miles Freya Hugo Nina
-Arlo Stella Ivan Ruby Felix Astrid Dario Mira""".split()
-SYLLABLES = """ba be bi bo bra da del dor el en fa fen ga gar glen ha har hol in ka kel ko la lan len
-lo lor ma mar mel mi mon na nor o or pa pel ra ren ri ros sa sel sha sol ta tan ter ti tor u va ven
-vi vor wal wen wick xa yar zan zel""".split()
-HANZI = """中山东西南北大小新古金银长安平和文明光华春秋夏冬天地江河湖海云雨风雪星月日红绿青白黑
-花草树林松竹梅兰龙凤虎马鱼鸟石玉水火土木桥门城村镇园庭院楼阁台高远福寿康宁乐永兴隆昌盛丰泰
-建设人民解放胜利友谊世纪科技工业学府朝阳滨港湾岛岸峰岭谷溪泉清静美丽家乡爱情梦想时间回忆故事
-夜晚晨曦雾霞飞翔舞歌声琴弦心灵少年孩子老街旧路灯塔船帆王李张刘陈杨赵黄周吴徐孙胡朱郭何罗宋梁
-伟芳娜敏静强磊军洋勇艳杰涛超秀英明霞波辉刚健丹萍鹏飞雷鸣晓""".replace("\n", "")
-PLACE_SUFFIXES_ZH = ("路", "街", "大道", "机场", "公园", "医院", "酒店", "广场", "大厦", "火车站", "学校", "仓库")
+HANZI = "".join(_WORDS["hanzi"])
+PLACE_SUFFIXES_ZH = (
+    "路",
+    "街",
+    "大道",
+    "机场",
+    "公园",
+    "医院",
+    "酒店",
+    "广场",
+    "大厦",
+    "火车站",
+    "学校",
+    "仓库",
+)
 RARE_HANZI = (0x4E00, 0x9FA5)  # first and last code point of the characters used as rare ones
 
 
@@ -62,11 +65,28 @@ def _synthetic_word(rng: random.Random) -> str:
     return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 2, 3)))).capitalize()
 
 
+def _spliced_word(rng: random.Random) -> str:
+    """The head of one listed word and the tail of another: breaks up what pieces go together."""
+    head, tail = (rng.choice(PLACE_WORDS + SONG_WORDS + ARTIST_WORDS) for _ in range(2))
+    return (head[: rng.randint(1, 4)] + tail[rng.randint(1, 4) :]).capitalize()
+
+
+def _random_word(rng: random.Random) -> str:
+    """Letters in any order, so that copying does not depend on familiar syllables."""
+    letters = "aaabcddeeeefghiiijkllmmnnnooopqrrrsssttttuuvwxyz"
+    return "".join(rng.choice(letters) for _ in range(rng.randint(2, 8))).capitalize()
+
+
 def _word(rng: random.Random, listed: list[str], split: Split) -> str:
-    """A listed or a synthetic word of ``split``: words, not only names, are held out."""
-    made = rng.random() < 0.5
-    draw = _synthetic_word if made else lambda r: r.choice(listed)
-    return str(_in_split("word", split, rng, draw))
+    """A listed, synthetic, spliced or random word of ``split``: words themselves are held out."""
+    kinds: tuple[Callable[[random.Random], str], ...] = (
+        lambda r: r.choice(listed),
+        lambda r: r.choice(listed),
+        _synthetic_word,
+        _spliced_word if split == "train" else _synthetic_word,
+        _random_word if split == "train" else _synthetic_word,
+    )
+    return str(_in_split("word", split, rng, rng.choice(kinds)))
 
 
 def _hanzi(rng: random.Random, count: int, split: Split) -> str:
