@@ -77,6 +77,15 @@ def pinned(value: Expr) -> Expr:
     return Register(value).value
 
 
+def computed(value: Expr) -> Expr:
+    """The same number, as a sum with zero (which makes -0 +0).
+
+    LLVM turns a loop that only copies into a call of memcpy, and kernels must not need a C library.
+    """
+    lanes = type_of(value)[1]
+    return multiply_add(value, constant(1.0, lanes), constant(0.0, lanes))
+
+
 def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
     """Horner's rule; coefficients from the highest power down."""
     lanes = type_of(x)[1]

@@ -20,6 +20,7 @@ from emberd.compile.isa.isa import Isa
 from emberd.compile.isa.math import (
     LOWEST,
     Register,
+    computed,
     exp,
     lane,
     lane_numbers,
@@ -40,6 +41,7 @@ from emberd.compile.isa.vector import (
     multiply_add,
     stack_buffer,
     store,
+    type_of,
 )
 from emberd.compile.kernels.dimensions import Scratch, dimension, token_suffix, vector_lanes
 from numpy.typing import NDArray
@@ -121,10 +123,10 @@ def cached_attention(
             statistics=statistics,
         )
         with T.sblock("root"):
-            with T.parallel(0, rows) as token, T.serial(0, kv_heads) as head:
-                position = positions[token]
-                attention.append(key, key_cache, token, position, head)
-                attention.append(value, value_cache, token, position, head)
+            with T.parallel(0, rows) as token:
+                position = T.Bind(T.Cast("int64", positions[token]))
+                attention.append(key, key_cache, token, position)
+                attention.append(value, value_cache, token, position)
             if tokens == 1:
                 _attend_from_one_token(attention, positions, query_heads, kv_heads)
             else:
@@ -150,7 +152,7 @@ def _attend_from_one_token(
     token, running_slot = 0, 0
     splits = T.Bind(positions[token] // SPLIT + 1)
     with T.serial(0, query_heads) as head:
-        attention.begin(token, head, running_slot)
+        attention.begin(head, running_slot)
     with T.serial(0, (splits + SLOTS - 1) // SLOTS) as wave:
         first = T.Bind(wave * SLOTS)
         count = T.Bind(T.min(splits - first, SLOTS))
@@ -173,7 +175,7 @@ def _attend_from_many_tokens(
         with T.serial(0, (rows - slot + SLOTS - 1) // SLOTS) as round_:
             token = T.Bind(round_ * SLOTS + slot)
             with T.serial(0, attention.group) as head:
-                attention.begin(token, first_head + head, slot)
+                attention.begin(first_head + head, slot)
             with T.serial(0, positions[token] // SPLIT + 1) as split:
                 attention.attend(token, kv_head, split, positions[token], slot)
                 with T.serial(0, attention.group) as head:
@@ -206,23 +208,21 @@ class _Attention:
         one position after the other."""
         return math.gcd(self.group, self.lanes)
 
-    def append(self, new: Expr, cache: Expr, token: Expr, position: Expr, head: Expr) -> None:
-        """Write one head of one token into a cache."""
-        with T.serial(0, self.head_dim // self.lanes) as vector:
-            first = T.Bind(vector * self.lanes)
-            row = load(new, [token, head, first], self.lanes)
-            store_float(self.isa, cache, row, [T.Cast("int64", position), head, first])
+    def append(self, new: Expr, cache: Expr, token: Expr, position: Expr) -> None:
+        """Write the key or the value of one token into its cache."""
+        parts = self.head_dim // self.lanes
+        with T.serial(0, int(new.shape[1])) as head, T.serial(0, parts) as part:
+            first = T.Bind(part * self.lanes)
+            row = computed(load(new, [token, head, first], self.lanes))
+            store_float(self.isa, cache, row, [position, head, first])
 
-    def begin(self, token: Expr, head: Expr, slot: Expr) -> None:
+    def begin(self, head: Expr, slot: Expr) -> None:
         """Nothing merged yet."""
         store(self.statistics, T.float32(LOWEST), [slot, head, 2])
         store(self.statistics, T.float32(0.0), [slot, head, 3])
-        with T.serial(0, self.head_dim // self.lanes) as vector:
-            at = [token, head * self.head_dim + vector * self.lanes]
-            store(self.out, constant(0.0, self.lanes), at)
 
     def merge(self, token: Expr, head: Expr, slot: Expr, running_slot: Expr) -> None:
-        """Add a split to what was merged before it."""
+        """Add a split to what was merged before it; the output is undefined before the first."""
         maximum, total = (load(self.statistics, [slot, head, i], 1) for i in (0, 1))
         old_maximum, old_total = (load(self.statistics, [running_slot, head, i], 1) for i in (2, 3))
         new_maximum = T.Bind(T.max(maximum, old_maximum))
@@ -233,7 +233,8 @@ class _Attention:
         with T.serial(0, self.head_dim // self.lanes) as vector:
             first = T.Bind(vector * self.lanes)
             at = [token, head * self.head_dim + first]
-            old = T.Bind(load(self.out, at, self.lanes) * broadcast(old_factor, self.lanes))
+            old = _unless(old_maximum == T.float32(LOWEST), load(self.out, at, self.lanes))
+            old = T.Bind(old * broadcast(old_factor, self.lanes))
             new = load(self.partial, [slot, head, first], self.lanes)
             store(self.out, multiply_add(new, broadcast(factor, self.lanes), old), at)
 
@@ -251,7 +252,6 @@ class _Attention:
         length = T.Bind(T.min(position + 1 - begin, SPLIT))
         with T.serial(0, self.group // self.tile) as tile:
             first_head = T.Bind(kv_head * self.group + tile * self.tile)
-            self._clear_partial(slot, first_head)
             maximum = Register(constant(LOWEST, self.lanes))
             total = Register(constant(0.0, self.lanes))
             scores = stack_buffer(_BLOCK_SCORES)
@@ -270,16 +270,11 @@ class _Attention:
                     added.set(added.value + weight)
                     store(scores, weight, at)
                 total.set(multiply_add(total.value, rescale, added.value))
-                self._accumulate(scores, rescale, kv_head, slot, first_head, base, count)
+                self._accumulate(scores, rescale, kv_head, slot, first_head, base, count, step == 0)
             sums = sum_modulo(total.value, self.tile)
             for head in range(self.tile):
                 store(self.statistics, lane(maximum.value, head), [slot, first_head + head, 0])
                 store(self.statistics, lane(sums, head), [slot, first_head + head, 1])
-
-    def _clear_partial(self, slot: Expr, first_head: Expr) -> None:
-        with T.serial(0, self.tile) as head, T.serial(0, self.head_dim // self.lanes) as vector:
-            at = [slot, first_head + head, vector * self.lanes]
-            store(self.partial, constant(0.0, self.lanes), at)
 
     def _scores(
         self,
@@ -334,22 +329,18 @@ class _Attention:
         first_head: Expr,
         base: Expr,
         count: Expr,
+        is_first: Expr,
     ) -> None:
-        """partial = partial * rescale + weights * values."""
+        """partial = partial * rescale + weights * values, where partial is 0 before the first."""
         lanes, tile = self.lanes, self.tile
         width = math.gcd(lanes // tile, self.head_dim // lanes)  # vectors: fills the registers
         factors = [broadcast(lane(rescale, head), lanes) for head in range(tile)]
         with T.serial(0, self.head_dim // (lanes * width)) as part:
             columns = [T.Bind((part * width + i) * lanes) for i in range(width)]
-            sums = [
-                [
-                    Register(
-                        load(self.partial, [slot, first_head + head, column], lanes) * factors[head]
-                    )
-                    for column in columns
-                ]
-                for head in range(tile)
-            ]
+            sums: list[list[Register]] = []
+            for head, factor in enumerate(factors):
+                old = (load(self.partial, [slot, first_head + head, at], lanes) for at in columns)
+                sums.append([Register(_unless(is_first, value) * factor) for value in old])
             with T.serial(0, count) as place:
                 row = T.Bind(T.Cast("int64", base + place))
                 values = [
@@ -363,6 +354,12 @@ class _Attention:
             for head in range(tile):
                 for total, column in zip(sums[head], columns, strict=True):
                     store(self.partial, total.value, [slot, first_head + head, column])
+
+
+def _unless(condition: Expr, value: Expr) -> Expr:
+    """The vector, or zeros where the scalar condition holds, whatever the vector is then."""
+    lanes = type_of(value)[1]
+    return pinned(T.Select(broadcast(condition, lanes), constant(0.0, lanes), value))
 
 
 def _prefetch(buffer: Expr, indices: list[Expr]) -> None:

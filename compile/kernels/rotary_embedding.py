@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from emberd.compile.isa.isa import Isa
-from emberd.compile.isa.math import cos, negate, sin
+from emberd.compile.isa.math import computed, cos, negate, sin
 from emberd.compile.isa.vector import PrimFunc, broadcast, kernel, load, multiply_add, store
 from emberd.compile.kernels.dimensions import Scratch, dimension, token_suffix, vector_lanes
 from numpy.typing import NDArray
@@ -60,7 +60,7 @@ def rotary_embedding(
                     store(y, rotated, [token, head, first + half])
             with T.serial(0, heads) as head, T.serial(0, rest // lanes) as vector:
                 at = [token, head, rotary_dim + vector * lanes]
-                store(y, load(x, at, lanes), at)
+                store(y, computed(load(x, at, lanes)), at)
     return builder.get()
 
 

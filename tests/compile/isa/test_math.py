@@ -31,7 +31,8 @@ Function = Callable[[Expr], Expr]
 
 @pytest.fixture(scope="module", params=host_isas(), ids=lambda isa: isa.name)
 def isa(request: pytest.FixtureRequest) -> Isa:
-    return request.param
+    param: Isa = request.param
+    return param
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:

@@ -52,7 +52,7 @@ class Problem:
 
     def __init__(self, case: tuple[int, int, int, CacheType], harness: Any, library: Any) -> None:
         self.query_heads, self.kv_heads, self.head_dim, self.cache_dtype = case
-        self.dtype = NUMPY_DTYPES[self.cache_dtype]
+        self.dtype: Any = NUMPY_DTYPES[self.cache_dtype]
         self._harness, self._library = harness, library
 
     def inputs(self, past: int, magnitude: float = 1.0) -> list[np.ndarray]:
@@ -97,8 +97,11 @@ class Problem:
     def expected(self, inputs: list[np.ndarray]) -> tuple[np.ndarray, ...]:
         """The reference on keys and values as the cache holds them."""
         query, key, value, positions, *caches = inputs
-        stored = [x.astype(self.dtype).astype(np.float64) for x in (key, value, *caches)]
-        return reference(query.astype(np.float64), *stored[:2], positions, *stored[2:])
+        key, value, key_cache, value_cache = (
+            x.astype(self.dtype).astype(np.float64) for x in (key, value, *caches)
+        )
+        wide_query = query.astype(np.float64)
+        return reference(wide_query, key, value, positions, key_cache, value_cache)
 
 
 @pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))

@@ -37,7 +37,7 @@ def test_many_tokens_agree_with_the_reference_and_with_one_at_a_time(
 
     def run(rows: slice, suffix: str) -> np.ndarray:
         inputs = [harness.aligned(array[rows]) for array in (gate, up)]
-        y = harness.empty(np.float32, inputs[0].shape)
+        y: np.ndarray = harness.empty(np.float32, inputs[0].shape)
         library(f"{name}_{suffix}", *inputs, y)
         return y
 

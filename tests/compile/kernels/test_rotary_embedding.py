@@ -36,7 +36,7 @@ def test_many_tokens_agree_with_the_reference_and_with_one_at_a_time(
 
     def run(rows: slice, suffix: str) -> np.ndarray:
         inputs, positions = harness.aligned(x[rows]), harness.aligned(POSITIONS[rows])
-        y = harness.empty(np.float32, inputs.shape)
+        y: np.ndarray = harness.empty(np.float32, inputs.shape)
         symbol = f"rotary_embedding_h{heads}_d{dim}_r{rotary_dim}_{suffix}"
         library(symbol, inputs, positions, inverse_frequency, y)
         return y
