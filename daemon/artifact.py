@@ -1,6 +1,6 @@
-"""The artifact: the folder that a device loads. Its manifest, its files, read and written here.
+"""The artifact: the folder that a device loads, read and written here.
 
-    manifest.json          what it is, and size and BLAKE2b-256 of every other file
+    manifest.json          what it is, and size and hash of every other file (daemon/manifest.py)
     program.msgpack        the compiled step (daemon/program.py)
     kernels-<isa>.so       compiled kernels, one file per ISA level, listed best first
     weights.bin            everything but experts, page-aligned, mapped
@@ -15,84 +15,51 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import io
-import json
 import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.machine import ELF_MACHINES, cpu_features, machine
-from emberd.daemon.program import INT64_MAX, EncodedProgram, Program, integer
+from emberd.daemon.manifest import (
+    EXPERTS,
+    LARGE,
+    MANIFEST,
+    PROGRAM,
+    WEIGHTS,
+    FileEntry,
+    KernelVariant,
+    Manifest,
+    ModelDescription,
+    check_name,
+)
+from emberd.daemon.program import EncodedProgram, Program
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-FORMAT = "emberd-artifact"
-VERSION = 1
-ABI = 1
-MANIFEST, PROGRAM, WEIGHTS, EXPERTS = (
-    "manifest.json",
-    "program.msgpack",
-    "weights.bin",
-    "experts.bin",
-)
-_LARGE = (WEIGHTS, EXPERTS)
+__all__ = [
+    "EXPERTS",
+    "MANIFEST",
+    "PROGRAM",
+    "WEIGHTS",
+    "Artifact",
+    "ArtifactWriter",
+    "HashingFile",
+    "KernelVariant",
+    "ModelDescription",
+]
+
 _MANIFEST_LIMIT = 16 << 20
 _BLOCK = 4 << 20
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 _AT_FDCWD = -100
-
-
-@dataclass(frozen=True)
-class ModelDescription:
-    """What the manifest says about the model; `details` is free-form (parameter counts, ...)."""
-
-    name: str
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    layers: int
-    max_context: int
-    stop_tokens: tuple[int, ...]
-    recipe: str
-    details: Mapping[str, Any]
-
-    @classmethod
-    def from_json(cls, value: Any) -> ModelDescription:
-        """Checks the manifest's "model"; EmberdError names the field that is wrong."""
-        fields = dict(_mapping(value, "model"))
-        for key in ("name", "architecture", "recipe"):
-            if not isinstance(fields.get(key), str):
-                raise EmberdError(f"manifest: model.{key} is not a string")
-        for key in ("vocab_size", "hidden_size", "layers", "max_context"):
-            integer(fields.get(key), f"manifest: model.{key}", 1, 2**31 - 1)
-        stop, last = fields.get("stop_tokens"), fields["vocab_size"] - 1
-        if not isinstance(stop, list):
-            raise EmberdError("manifest: model.stop_tokens is not a list")
-        fields["stop_tokens"] = tuple(
-            integer(token, "manifest: a stop token", 0, last) for token in stop
-        )
-        fields["details"] = _mapping(fields.get("details"), "model.details")
-        known = cls.__dataclass_fields__
-        if unknown := sorted(set(fields) - set(known)):
-            raise EmberdError(f"manifest: unknown model fields {unknown}")
-        return cls(**fields)
-
-
-@dataclass(frozen=True)
-class KernelVariant:
-    """One kernel library: its ISA level and the CPU features that it needs."""
-
-    isa: str
-    file: str
-    cpu_features: tuple[str, ...]
 
 
 class Artifact:
@@ -106,18 +73,15 @@ class Artifact:
     def __init__(self, path: Path, manifest: bytes) -> None:
         self.path = path
         self.digest = _hash(manifest)
-        top = _parse_manifest(manifest)
-        self.model = ModelDescription.from_json(top.get("model"))
-        self.target = _string(top.get("target"), "target")
-        self._files = _manifest_files(top.get("files"))
-        self.sizes = {name: size for name, (size, _) in self._files.items()}
-        for name in (PROGRAM, *_LARGE):
-            if name not in self._files:
-                raise EmberdError(f"{path}: the manifest lists no {name}")
-        for name in _LARGE:
+        parsed = Manifest.from_bytes(manifest)
+        self.model = parsed.model
+        self.target = parsed.target
+        self._files = parsed.files
+        self.sizes = {name: entry.bytes for name, entry in self._files.items()}
+        for name in LARGE:
             os.close(self.open_file(name))
-        self._small = {name: self._read(name) for name in self._files if name not in _LARGE}
-        self.kernels = self._choose(_manifest_kernels(top.get("kernels"), self._files))
+        self._small = {name: self._read(name) for name in self._files if name not in LARGE}
+        self.kernels = self._choose(parsed.kernels)
         self.kernel_library = self._small[self.kernels.file]
         self.program = EncodedProgram.from_bytes(self._small[PROGRAM])
 
@@ -154,7 +118,7 @@ class Artifact:
 
     def open_file(self, name: str) -> int:
         """A read-only descriptor of a file, of the size that the manifest states."""
-        expected = self._files[name][0]
+        expected = self._files[name].bytes
         try:
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -167,7 +131,7 @@ class Artifact:
 
     def verify_weights(self) -> None:
         """Reads weights.bin and experts.bin through and compares their hashes with the manifest."""
-        for name in _LARGE:
+        for name in LARGE:
             digest = hashlib.blake2b(digest_size=32)
             try:
                 with open(self.open_file(name), "rb", buffering=0) as file:  # noqa: PTH123
@@ -175,17 +139,17 @@ class Artifact:
                         digest.update(block)
             except OSError as error:
                 raise EmberdError(f"{self.path / name}: {error.strerror}") from None
-            if digest.hexdigest() != self._files[name][1]:
+            if digest.hexdigest() != self._files[name].blake2b:
                 raise EmberdError(f"{self.path / name} is damaged: copy the artifact again")
 
     def _read(self, name: str) -> bytes:
-        size, expected = self._files[name]
+        entry = self._files[name]
         try:
             with open(self.open_file(name), "rb") as file:  # noqa: PTH123
-                data = file.read(size)
+                data = file.read(entry.bytes)
         except OSError as error:
             raise EmberdError(f"{name}: {error.strerror}") from None
-        if _hash(data) != expected:
+        if _hash(data) != entry.blake2b:
             raise EmberdError(f"{name} is damaged (its hash differs): copy the artifact again")
         return data
 
@@ -236,7 +200,7 @@ class ArtifactWriter:
         self._model = model
         self._target = target
         self._kernels: list[KernelVariant] = []
-        self._files: dict[str, dict[str, Any]] = {}
+        self._files: dict[str, FileEntry] = {}
         self._folder: Path | None = None
 
     def __enter__(self) -> ArtifactWriter:
@@ -269,7 +233,7 @@ class ArtifactWriter:
     def open_file(self, name: str) -> Iterator[HashingFile]:
         """A file of the artifact to write to, in order; hashed on the way, synced at the end."""
         assert self._folder is not None, "use ArtifactWriter in a with statement"
-        _check_name(name)
+        check_name(name)
         if name in self._files or name == MANIFEST:
             raise ValueError(f"{name} is written twice")
         path = self._folder / name
@@ -281,7 +245,7 @@ class ArtifactWriter:
             with _writing(path):
                 raw.flush()
                 os.fsync(raw.fileno())
-        self._files[name] = {"bytes": file.size, "blake2b": file.hexdigest()}
+        self._files[name] = FileEntry(file.size, file.hexdigest())
 
     def write_file(self, name: str, data: bytes) -> None:
         """Writes a whole file."""
@@ -300,21 +264,12 @@ class ArtifactWriter:
         self._kernels.append(variant)
 
     def _finish(self, folder: Path) -> None:
-        missing = [name for name in (PROGRAM, *_LARGE) if name not in self._files]
+        missing = [name for name in (PROGRAM, *LARGE) if name not in self._files]
         if missing or not self._kernels:
             raise ValueError(f"incomplete artifact: no {', '.join(missing) or 'kernels'}")
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "abi": ABI,
-            "model": asdict(self._model),
-            "target": self._target,
-            "kernels": [asdict(variant) for variant in self._kernels],
-            "files": self._files,
-        }
-        text = json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        manifest = Manifest(self._model, self._target, tuple(self._kernels), self._files)
         with (folder / MANIFEST).open("xb") as file:
-            file.write(text.encode())
+            file.write(manifest.to_bytes())
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(folder)
@@ -346,71 +301,6 @@ class HashingFile:
         return self._digest.hexdigest()
 
 
-def _parse_manifest(data: bytes) -> dict[str, Any]:
-    try:
-        top = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise EmberdError(f"{MANIFEST} is not JSON: {error}") from None
-    top = _mapping(top, "the top level")
-    if top.get("format") != FORMAT:
-        raise EmberdError(f"{MANIFEST} says format {top.get('format')!r:.80}, expected {FORMAT!r}")
-    for key, expected in (("version", VERSION), ("abi", ABI)):
-        if top.get(key) != expected:
-            raise EmberdError(
-                f"artifact {key} {top.get(key)!r:.80}, this emberd reads {expected}: "
-                "rebuild it with a matching emberc"
-            )
-    return top
-
-
-def _manifest_files(value: Any) -> dict[str, tuple[int, str]]:
-    files = {}
-    for name, entry in _mapping(value, "files").items():
-        _check_name(name)
-        fields = _mapping(entry, f"files.{name}")
-        size = integer(fields.get("bytes"), f"manifest: size of {name}", 0, INT64_MAX)
-        files[name] = (size, _string(fields.get("blake2b"), f"hash of {name}"))
-    return files
-
-
-def _manifest_kernels(value: Any, files: Mapping[str, Any]) -> list[KernelVariant]:
-    if not isinstance(value, list) or not value:
-        raise EmberdError("manifest: kernels is not a list of variants")
-    variants = []
-    for entry in value:
-        fields = _mapping(entry, "kernels")
-        features = fields.get("cpu_features")
-        if not isinstance(features, list):
-            raise EmberdError("manifest: cpu_features is not a list")
-        variant = KernelVariant(
-            _string(fields.get("isa"), "isa"),
-            _string(fields.get("file"), "kernel file"),
-            tuple(_string(feature, "a CPU feature") for feature in features),
-        )
-        if variant.file not in files or variant.file in _LARGE:
-            raise EmberdError(f"manifest: kernel file {variant.file!r:.80} is not listed")
-        variants.append(variant)
-    return variants
-
-
-def _mapping(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise EmberdError(f"manifest: {what} is not a map")
-    return value
-
-
-def _string(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise EmberdError(f"manifest: {what} is not a string")
-    return value
-
-
-def _check_name(name: str) -> None:
-    """File names are plain: nothing in an artifact points outside of it."""
-    if not name or name.startswith(".") or "/" in name or "\0" in name:
-        raise EmberdError(f"{name!r:.80} is not a plain file name")
-
-
 def _elf_machine(library: bytes, name: str) -> str:
     if len(library) < 64 or library[:6] != b"\x7fELF\x02\x01":
         raise EmberdError(f"{name} is not a 64-bit little-endian ELF library")
@@ -430,7 +320,7 @@ def _check_replaceable(path: Path) -> None:
         with suppress(OSError, EmberdError):
             if not any(path.iterdir()):
                 return
-            _parse_manifest((path / MANIFEST).read_bytes())
+            Manifest.from_bytes((path / MANIFEST).read_bytes())
             return
     raise EmberdError(f"{path} exists and is not an artifact: choose another name or remove it")
 

@@ -13,15 +13,12 @@ import threading
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
-from typing import Any
 from weakref import WeakSet
 
 from emberd.daemon.artifact import EXPERTS, WEIGHTS, Artifact
+from emberd.daemon.bindings import ERROR_BYTES, FAILED, OK, config, core, opened
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.machine import physical_cpus
-from emberd.daemon.program import BUFFER_FIELDS, ROLES, EncodedProgram
 
 MAX_THREADS = 256
 
@@ -67,11 +64,12 @@ class Model:
         self.kv_bytes_per_token = program.section_bytes["kv_per_token"]
         self._logits = _anonymous_memory(program.section_bytes["logits"])
         self._logits_address = ctypes.addressof(ctypes.c_char.from_buffer(self._logits))
-        files = []
+        files: list[int] = []
         try:
-            files = [artifact.open_file(WEIGHTS), artifact.open_file(EXPERTS)]
-            config = _config(artifact, self._logits_address, files, self.threads, cpus)
-            self._handle = _opened(_core.ember_model_open, ctypes.byref(config))
+            for name in (WEIGHTS, EXPERTS):
+                files.append(artifact.open_file(name))
+            description = config(artifact, self._logits_address, files, self.threads, cpus)
+            self._handle = opened(core.ember_model_open, ctypes.byref(description))
         except EmberdError as error:
             raise EmberdError(f"{artifact.path}: {error}") from None
         finally:
@@ -88,7 +86,7 @@ class Model:
         with self._lock:
             if self._handle is None:
                 raise EmberdError("the model is closed")
-            handle = _opened(_core.ember_session_open, self._handle, capacity)
+            handle = opened(core.ember_session_open, self._handle, capacity)
             self._sessions.add(handle)
         return Session(self, handle, capacity)
 
@@ -98,9 +96,9 @@ class Model:
             if self._handle is None:
                 return
             for session in self._sessions:
-                _core.ember_session_close(session)
+                core.ember_session_close(session)
             self._sessions.clear()
-            _core.ember_model_close(self._handle)
+            core.ember_model_close(self._handle)
             self._handle = None
             self._steps += 1
 
@@ -169,7 +167,7 @@ class Session:
         with self._model._lock:
             self._check_usable()
             state = bytearray(self._model.state_bytes)
-            _core.ember_session_save(self._handle, _address(state))
+            core.ember_session_save(self._handle, _address(state))
             snapshot = Snapshot(self.length, state)
             self._snapshots.add(snapshot)
             return snapshot
@@ -186,7 +184,7 @@ class Session:
                 raise EmberdError(
                     f"the snapshot of {snapshot.length} tokens is not of this session's history"
                 )
-            _core.ember_session_load(self._handle, _address(snapshot._state))
+            core.ember_session_load(self._handle, _address(snapshot._state))
             self.length = snapshot.length
             self._rewound = True
 
@@ -194,7 +192,7 @@ class Session:
         """Forgets everything: zero state, length 0, memory of the KV cache given back."""
         with self._model._lock:
             self._check_open()
-            _core.ember_session_reset(self._handle)
+            core.ember_session_reset(self._handle)
             self._snapshots.clear()
             self._failure = None
             self.length = 0
@@ -204,7 +202,7 @@ class Session:
         with self._model._lock:
             if self._handle in self._model._sessions:
                 self._model._sessions.remove(self._handle)
-                _core.ember_session_close(self._handle)
+                core.ember_session_close(self._handle)
             self._handle = 0
 
     def __enter__(self) -> Session:
@@ -260,19 +258,19 @@ class Session:
             self._drop_snapshots()
         self._model._steps += 1
         address, _ = ids.buffer_info()
-        error = ctypes.create_string_buffer(_ERROR_BYTES)
-        status = _core.ember_session_step(
+        error = ctypes.create_string_buffer(ERROR_BYTES)
+        status = core.ember_session_step(
             self._handle,
             address + start * ids.itemsize,
             count,
             self.length,
             logits,
             error,
-            _ERROR_BYTES,
+            ERROR_BYTES,
         )
-        if status != _OK:
+        if status != OK:
             message = error.value.decode(errors="replace")
-            if status == _FAILED:
+            if status == FAILED:
                 self._failure = message
             raise EmberdError(message)
         self.length += count
@@ -332,7 +330,7 @@ class Logits:
         address = self._row(row)
         k = max(0, min(k, self.vocab_size))
         ids, values = (ctypes.c_int32 * k)(), (ctypes.c_float * k)()
-        _core.ember_top_k(address, self.vocab_size, k, ids, values)
+        core.ember_top_k(address, self.vocab_size, k, ids, values)
         return ids[:], values[:]
 
     def log_sum_exp(self, row: int = -1, temperature: float = 1.0) -> float:
@@ -340,7 +338,7 @@ class Logits:
         log-probability."""
         if not temperature > 0:
             raise EmberdError(f"temperature {temperature}: expected one above 0")
-        value: float = _core.ember_log_sum_exp(self._row(row), self.vocab_size, temperature)
+        value: float = core.ember_log_sum_exp(self._row(row), self.vocab_size, temperature)
         return value
 
     def _check_current(self) -> None:
@@ -360,93 +358,6 @@ class Logits:
         return self._model._logits_address + row % self.rows * self.vocab_size * 4
 
 
-_OK, _FAILED = 0, 2
-_ERROR_BYTES = 512
-
-
-class _Sequence(ctypes.Structure):
-    _fields_ = (
-        ("tokens", ctypes.c_int32),
-        ("role", ctypes.c_int32),
-        ("steps", ctypes.c_char_p),
-        ("words", ctypes.c_int64),
-    )
-
-
-class _Config(ctypes.Structure):
-    """ember_model_config of ember.h."""
-
-    _fields_ = (
-        ("kernels", ctypes.c_char_p),
-        ("kernels_bytes", ctypes.c_int64),
-        ("symbols", ctypes.POINTER(ctypes.c_char_p)),
-        ("symbol_count", ctypes.c_int64),
-        ("buffers", ctypes.c_char_p),
-        ("buffer_count", ctypes.c_int64),
-        ("shapes", ctypes.c_char_p),
-        ("shape_count", ctypes.c_int64),
-        ("sequences", ctypes.POINTER(_Sequence)),
-        ("sequence_count", ctypes.c_int64),
-        ("tables", ctypes.c_char_p),
-        ("tables_bytes", ctypes.c_int64),
-        ("scratch_bytes", ctypes.c_int64),
-        ("state_bytes", ctypes.c_int64),
-        ("kv_bytes_per_token", ctypes.c_int64),
-        ("tokens_bytes", ctypes.c_int64),
-        ("positions_bytes", ctypes.c_int64),
-        ("logits_bytes", ctypes.c_int64),
-        ("logits", ctypes.c_void_p),
-        ("vocab_size", ctypes.c_int64),
-        ("weights_bytes", ctypes.c_int64),
-        ("experts_bytes", ctypes.c_int64),
-        ("weights_file", ctypes.c_int32),
-        ("experts_file", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
-        ("cpu_count", ctypes.c_int32),
-        ("cpus", ctypes.POINTER(ctypes.c_int32)),
-    )
-
-
-def _load() -> ctypes.CDLL:
-    """Loads the core; globally, because kernel libraries find the error function in it."""
-    folder = Path(__file__).with_name("native")
-    candidates = [folder / f"_core{suffix}" for suffix in EXTENSION_SUFFIXES]
-    path = next((path for path in candidates if path.exists()), None)
-    if path is None:
-        raise EmberdError(f"the native core is not built: no {candidates[0]}; pip install emberd")
-    core = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-    error = (ctypes.c_char_p, ctypes.c_size_t)
-    signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "ember_model_open": (pointer, (ctypes.POINTER(_Config), *error)),
-        "ember_model_close": (None, (pointer,)),
-        "ember_session_open": (pointer, (pointer, int64, *error)),
-        "ember_session_close": (None, (pointer,)),
-        "ember_session_reset": (None, (pointer,)),
-        "ember_session_save": (None, (pointer, pointer)),
-        "ember_session_load": (None, (pointer, pointer)),
-        "ember_session_step": (ctypes.c_int, (pointer, pointer, int32, int64, int32, *error)),
-        "ember_top_k": (int64, (pointer, int64, int64, pointer, pointer)),
-        "ember_log_sum_exp": (ctypes.c_double, (pointer, int64, ctypes.c_float)),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(core, name)
-        function.restype, function.argtypes = result, arguments
-    return core
-
-
-_core = _load()
-
-
-def _opened(function: Any, *arguments: Any) -> int:
-    """Calls a function of the core that returns a handle, or NULL and a message."""
-    error = ctypes.create_string_buffer(_ERROR_BYTES)
-    handle: int | None = function(*arguments, error, _ERROR_BYTES)
-    if handle is None:
-        raise EmberdError(error.value.decode(errors="replace"))
-    return handle
-
-
 def _anonymous_memory(size: int) -> mmap.mmap:
     """Zeroed memory that is taken page by page as it is written."""
     try:
@@ -458,46 +369,3 @@ def _anonymous_memory(size: int) -> mmap.mmap:
 def _address(memory: bytearray) -> int | None:
     """Where the bytes of `memory` are; valid while it is alive and keeps its size."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory else None
-
-
-def _config(
-    artifact: Artifact, logits: int, files: Sequence[int], threads: int, cpus: Sequence[int]
-) -> _Config:
-    """The core's description of an artifact; it refers to the artifact's own bytes."""
-    program: EncodedProgram = artifact.program
-    symbols = [symbol.encode() for symbol in program.symbols]
-    sequences = [
-        _Sequence(tokens, ROLES.index(role), steps, len(steps) // 4)
-        for tokens, role, steps in program.sequences
-    ]
-    cores = cpus if threads <= len(cpus) else ()
-    sizes = program.section_bytes
-    return _Config(
-        kernels=artifact.kernel_library,
-        kernels_bytes=len(artifact.kernel_library),
-        symbols=(ctypes.c_char_p * len(symbols))(*symbols),
-        symbol_count=len(symbols),
-        buffers=program.buffers,
-        buffer_count=len(program.buffers) // (8 * BUFFER_FIELDS),
-        shapes=program.shapes,
-        shape_count=len(program.shapes) // 8,
-        sequences=(_Sequence * len(sequences))(*sequences),
-        sequence_count=len(sequences),
-        tables=program.tables,
-        tables_bytes=len(program.tables),
-        scratch_bytes=sizes["scratch"],
-        state_bytes=sizes["state"],
-        kv_bytes_per_token=sizes["kv_per_token"],
-        tokens_bytes=sizes["tokens"],
-        positions_bytes=sizes["positions"],
-        logits_bytes=sizes["logits"],
-        logits=logits,
-        vocab_size=artifact.model.vocab_size,
-        weights_bytes=artifact.sizes[WEIGHTS],
-        experts_bytes=artifact.sizes[EXPERTS],
-        weights_file=files[0],
-        experts_file=files[1],
-        threads=threads,
-        cpu_count=len(cores),
-        cpus=(ctypes.c_int32 * len(cores))(*cores),
-    )

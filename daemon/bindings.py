@@ -1,0 +1,142 @@
+"""The C functions of the native core (daemon/native/ember.h), loaded and typed through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+from emberd.daemon.artifact import EXPERTS, WEIGHTS, Artifact
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.program import BUFFER_FIELDS, ROLES
+
+OK, REFUSED, FAILED = range(3)  # ember_status
+ERROR_BYTES = 512
+
+
+class _Sequence(ctypes.Structure):
+    _fields_ = (
+        ("tokens", ctypes.c_int32),
+        ("role", ctypes.c_int32),
+        ("steps", ctypes.c_char_p),
+        ("words", ctypes.c_int64),
+    )
+
+
+class Config(ctypes.Structure):
+    """ember_model_config of ember.h."""
+
+    _fields_ = (
+        ("kernels", ctypes.c_char_p),
+        ("kernels_bytes", ctypes.c_int64),
+        ("symbols", ctypes.POINTER(ctypes.c_char_p)),
+        ("symbol_count", ctypes.c_int64),
+        ("buffers", ctypes.c_char_p),
+        ("buffer_count", ctypes.c_int64),
+        ("shapes", ctypes.c_char_p),
+        ("shape_count", ctypes.c_int64),
+        ("sequences", ctypes.POINTER(_Sequence)),
+        ("sequence_count", ctypes.c_int64),
+        ("tables", ctypes.c_char_p),
+        ("tables_bytes", ctypes.c_int64),
+        ("scratch_bytes", ctypes.c_int64),
+        ("state_bytes", ctypes.c_int64),
+        ("kv_bytes_per_token", ctypes.c_int64),
+        ("tokens_bytes", ctypes.c_int64),
+        ("positions_bytes", ctypes.c_int64),
+        ("logits_bytes", ctypes.c_int64),
+        ("logits", ctypes.c_void_p),
+        ("vocab_size", ctypes.c_int64),
+        ("weights_bytes", ctypes.c_int64),
+        ("experts_bytes", ctypes.c_int64),
+        ("weights_file", ctypes.c_int32),
+        ("experts_file", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+        ("cpu_count", ctypes.c_int32),
+        ("cpus", ctypes.POINTER(ctypes.c_int32)),
+    )
+
+
+def _load() -> ctypes.CDLL:
+    """Loads the core; globally, because kernel libraries find the error function in it."""
+    folder = Path(__file__).with_name("native")
+    candidates = [folder / f"_core{suffix}" for suffix in EXTENSION_SUFFIXES]
+    path = next((path for path in candidates if path.exists()), None)
+    if path is None:
+        raise EmberdError(f"the native core is not built: no {candidates[0]}; pip install emberd")
+    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    error = (ctypes.c_char_p, ctypes.c_size_t)
+    signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "ember_model_open": (pointer, (ctypes.POINTER(Config), *error)),
+        "ember_model_close": (None, (pointer,)),
+        "ember_session_open": (pointer, (pointer, int64, *error)),
+        "ember_session_close": (None, (pointer,)),
+        "ember_session_reset": (None, (pointer,)),
+        "ember_session_save": (None, (pointer, pointer)),
+        "ember_session_load": (None, (pointer, pointer)),
+        "ember_session_step": (ctypes.c_int, (pointer, pointer, int32, int64, int32, *error)),
+        "ember_top_k": (int64, (pointer, int64, int64, pointer, pointer)),
+        "ember_log_sum_exp": (ctypes.c_double, (pointer, int64, ctypes.c_float)),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+core = _load()
+
+
+def opened(function: Any, *arguments: Any) -> int:
+    """Calls a function of the core that returns a handle, or NULL and a message."""
+    error = ctypes.create_string_buffer(ERROR_BYTES)
+    handle: int | None = function(*arguments, error, ERROR_BYTES)
+    if handle is None:
+        raise EmberdError(error.value.decode(errors="replace"))
+    return handle
+
+
+def config(
+    artifact: Artifact, logits: int, files: Sequence[int], threads: int, cpus: Sequence[int]
+) -> Config:
+    """The core's description of an artifact; it refers to the artifact's own bytes."""
+    program = artifact.program
+    symbols = [symbol.encode() for symbol in program.symbols]
+    sequences = [
+        _Sequence(tokens, ROLES.index(role), steps, len(steps) // 4)
+        for tokens, role, steps in program.sequences
+    ]
+    cores = cpus if threads <= len(cpus) else ()
+    sizes = program.section_bytes
+    return Config(
+        kernels=artifact.kernel_library,
+        kernels_bytes=len(artifact.kernel_library),
+        symbols=(ctypes.c_char_p * len(symbols))(*symbols),
+        symbol_count=len(symbols),
+        buffers=program.buffers,
+        buffer_count=len(program.buffers) // (8 * BUFFER_FIELDS),
+        shapes=program.shapes,
+        shape_count=len(program.shapes) // 8,
+        sequences=(_Sequence * len(sequences))(*sequences),
+        sequence_count=len(sequences),
+        tables=program.tables,
+        tables_bytes=len(program.tables),
+        scratch_bytes=sizes["scratch"],
+        state_bytes=sizes["state"],
+        kv_bytes_per_token=sizes["kv_per_token"],
+        tokens_bytes=sizes["tokens"],
+        positions_bytes=sizes["positions"],
+        logits_bytes=sizes["logits"],
+        logits=logits,
+        vocab_size=artifact.model.vocab_size,
+        weights_bytes=artifact.sizes[WEIGHTS],
+        experts_bytes=artifact.sizes[EXPERTS],
+        weights_file=files[0],
+        experts_file=files[1],
+        threads=threads,
+        cpu_count=len(cores),
+        cpus=(ctypes.c_int32 * len(cores))(*cores),
+    )
