@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from emberd.compile.isa.isa import Isa
+from emberd.compile.isa.math import Register
 from emberd.compile.isa.vector import (
     Buffer,
     Expr,
@@ -28,10 +30,11 @@ from emberd.compile.isa.vector import (
     sum_lanes,
     vector_type,
 )
-from emberd.compile.kernels.dimensions import Dimension, Scratch
+from emberd.compile.kernels.dimensions import Dimension, Scratch, parallel_unless_small
 from emberd.compile.quantize.formats import GROUP, SCALE_BYTES, TILE, GroupFormat
 from numpy.typing import NDArray
 from tvm.script import tirx as T  # noqa: N812
+from tvm.tirx import IntImm
 
 ROWS = 8
 """Most token rows that one pass over a weight tile serves: more would not be faster."""
@@ -39,6 +42,7 @@ ROWS = 8
 RowMap = Callable[[Expr], Expr]
 """Number of a row in a block -> its row in a buffer."""
 
+_FLOAT_ROWS = 4  # weight rows in f32 that one pass over token rows serves
 _SMALLEST = 2.0**-100  # a group whose largest activation is below this counts as zero
 _INVERSE_127 = float(np.float32(1 / 127))
 
@@ -213,62 +217,73 @@ def _nibbles(chunks: list[Expr], lanes: int) -> list[Expr]:
     return low + high
 
 
-_FLOAT_ROWS = 4  # weight rows in f32 that one pass over a token row serves
-
 FloatLoad = Callable[[Expr, Expr, int], Expr]
 """(row, column, lanes) -> that many float32 weights."""
 
 
 def dot_float_rows(
-    isa: Isa, weight: FloatLoad, rows: Sequence[Expr], x: Buffer, token: Expr
-) -> list[Expr]:
-    """Dot products of a few float32 weight rows with row `token` of x: a scalar for each.
+    isa: Isa, weight: FloatLoad, rows: Sequence[Expr], x: Buffer, tokens: Sequence[Expr]
+) -> list[list[Expr]]:
+    """Dot products of a few float32 weight rows with a few rows of x: scalars [token][row].
 
-    One vector accumulator a weight row, then its lanes pairwise, then the columns that do not fill
-    a vector one by one.
+    One vector accumulator for each of them, then its lanes pairwise, then the columns that do not
+    fill a vector one by one.
     """
     columns, lanes = int(x.shape[1]), isa.lanes
+    sums = [[Register(constant(0.0, lanes)) for _ in rows] for _ in tokens]
     whole = columns // lanes * lanes
-    sums = stack_buffer(len(rows) * lanes)
-    for i in range(len(rows)):
-        store(sums, constant(0.0, lanes), [i * lanes])
     with T.serial(0, whole // lanes) as step:
-        values = load(x, [token, step * lanes], lanes)
-        for i, row in enumerate(rows):
-            product = multiply_add(
-                weight(row, step * lanes, lanes), values, load(sums, [i * lanes], lanes)
-            )
-            store(sums, product, [i * lanes])
-    totals = [sum_lanes(load(sums, [i * lanes], lanes)) for i in range(len(rows))]
-    if whole == columns:
-        return totals
-    for i, total in enumerate(totals):
-        store(sums, total, [i])
+        weights = [weight(row, step * lanes, lanes) for row in rows]
+        for token, accumulators in zip(tokens, sums, strict=True):
+            values = load(x, [token, step * lanes], lanes)
+            for factor, accumulator in zip(weights, accumulators, strict=True):
+                accumulator.add_product(factor, values)
+    totals = [[Register(sum_lanes(a.value)) for a in accumulators] for accumulators in sums]
     with T.serial(whole, columns) as column:
-        value = load(x, [token, column], 1)
-        for i, row in enumerate(rows):
-            store(sums, multiply_add(weight(row, column, 1), value, load(sums, [i], 1)), [i])
-    return [load(sums, [i], 1) for i in range(len(rows))]
+        weights = [weight(row, column, 1) for row in rows]
+        for token, accumulators in zip(tokens, totals, strict=True):
+            for factor, accumulator in zip(weights, accumulators, strict=True):
+                accumulator.add_product(factor, load(x, [token, column], 1))
+    return [[a.value for a in accumulators] for accumulators in totals]
 
 
 def dot_float(isa: Isa, weight: Buffer, x: Buffer, put: Callable[[Expr, list[Expr]], None]) -> None:
     """All dot products of x f32[T, K] and weight f32[N, K]: calls put(value, [token, row]).
 
-    A task is a few weight rows, which stay in cache for all tokens.
+    A task is a few weight rows, which stay in cache for all tokens, two tokens at a time. For a
+    single token it is one row, so that a thread reads one stream.
     """
+    (n, columns), tokens = (int(d) for d in weight.shape), x.shape[0]
+    size = 1 if _is_one(tokens) else _FLOAT_ROWS
 
-    def weights(row: Expr, column: Expr, lanes: int) -> Expr:
+    def load_weight(row: Expr, column: Expr, lanes: int) -> Expr:
         return load(weight, [row, column], lanes)
 
-    n = int(weight.shape[0])
-    with T.parallel(0, -(-n // _FLOAT_ROWS)) as block:
+    with over_weights(-(-n // size), size * columns, tokens) as block:
 
         def dot(valid: int) -> None:
-            rows = [T.Bind(T.Cast("int64", block) * _FLOAT_ROWS + i) for i in range(valid)]
-            with T.serial(0, x.shape[0]) as token:
-                for row, value in zip(
-                    rows, dot_float_rows(isa, weights, rows, x, token), strict=True
-                ):
-                    put(value, [token, row])
+            rows = [T.Bind(T.Cast("int64", block) * size + i) for i in range(valid)]
 
-        for_block(block, n, _FLOAT_ROWS, dot)
+            def dot_tokens(*numbers: Expr) -> None:
+                sums = dot_float_rows(isa, load_weight, rows, x, numbers)
+                for token, values in zip(numbers, sums, strict=True):
+                    for row, value in zip(rows, values, strict=True):
+                        put(value, [token, row])
+
+            with T.serial(0, tokens // 2) as pair:
+                dot_tokens(T.Bind(pair * 2), T.Bind(pair * 2 + 1))
+            with T.serial(tokens // 2 * 2, tokens) as token:
+                dot_tokens(token)
+
+        for_block(block, n, size, dot)
+
+
+def over_weights(tasks: int, elements: int, tokens: Dimension) -> Any:
+    """A loop over tasks that each apply `elements` weights to all tokens: parallel unless small."""
+    if isinstance(tokens, int | IntImm):
+        return parallel_unless_small(tasks, elements * int(tokens))
+    return T.parallel(0, tasks)
+
+
+def _is_one(dimension: Dimension) -> bool:
+    return isinstance(dimension, int | IntImm) and int(dimension) == 1

@@ -30,6 +30,14 @@ class Experts(Protocol):
     """The experts of a layer. A block is `count` rows (at most ROWS), mapped by a RowMap."""
 
     @property
+    def hidden(self) -> int:
+        """Size of a row of x."""
+
+    @property
+    def intermediate(self) -> int:
+        """Hidden units of an expert."""
+
+    @property
     def hidden_tasks(self) -> int:
         """Parts that the hidden units of an expert are cut into."""
 
@@ -178,7 +186,7 @@ class FloatExperts:
             rows = [first + i for i in range(units)]
             rows += [first + self.intermediate + i for i in range(units)]
             with T.serial(0, count) as row:
-                sums = dot_float_rows(self.isa, weight, rows, self.x, T.Bind(source(row)))
+                (sums,) = dot_float_rows(self.isa, weight, rows, self.x, [T.Bind(source(row))])
                 for i, (gate, up) in enumerate(zip(sums[:units], sums[units:], strict=True)):
                     store(self.units, silu(gate) * up, [target(row), first + i])
 
@@ -197,7 +205,7 @@ class FloatExperts:
         def compute(outputs: int) -> None:
             rows = [T.Bind(task * _FLOAT_OUTPUTS + i) for i in range(outputs)]
             with T.serial(0, count) as row:
-                sums = dot_float_rows(self.isa, weight, rows, self.units, T.Bind(source(row)))
+                (sums,) = dot_float_rows(self.isa, weight, rows, self.units, [T.Bind(source(row))])
                 for output, value in zip(rows, sums, strict=True):
                     put(row, output, value)
 

@@ -23,6 +23,7 @@ from emberd.compile.kernels.dot import (
     Activations,
     Weights,
     dot_float,
+    over_weights,
 )
 from emberd.compile.quantize.formats import FORMATS, TILE, GroupFormat
 from numpy.typing import NDArray
@@ -89,7 +90,8 @@ def _grouped(
 ) -> None:
     """A task is a tile of 16 rows: its weights are read once and stay in cache for all tokens."""
     tokens, n = y.shape[0], int(y.shape[1])
-    with T.parallel(0, -(-n // TILE)) as tile, T.serial(0, (tokens + ROWS - 1) // ROWS) as block:
+    tiles = over_weights(-(-n // TILE), TILE * weights.columns, tokens)
+    with tiles as tile, T.serial(0, (tokens + ROWS - 1) // ROWS) as block:
         first = T.Bind(block * ROWS)
         count = T.Bind(T.min(tokens - first, T.int64(ROWS)))
         sums = weights.dot_tile(isa, tile, activations, partial(add, first), count)

@@ -26,7 +26,13 @@ from emberd.compile.isa.vector import (
     store,
     type_of,
 )
-from emberd.compile.kernels.dimensions import Dimension, Scratch, dimension, token_suffix
+from emberd.compile.kernels.dimensions import (
+    Dimension,
+    Scratch,
+    dimension,
+    parallel_unless_small,
+    token_suffix,
+)
 from emberd.compile.kernels.dot import ROWS
 from emberd.compile.kernels.experts import Experts, declare_experts, experts_scratch
 from emberd.compile.quantize.formats import FORMATS, expert_bytes
@@ -111,17 +117,19 @@ def moe_scratch(
 
 def _one_token(layer: Experts, ids: Buffer, weights: Buffer, table: Buffer, y: Buffer) -> None:
     """Two parallel regions: hidden units of all chosen experts, then outputs."""
-    top_k = int(ids.shape[1])
+    top_k, weights_read = int(ids.shape[1]), int(ids.shape[1]) * layer.hidden * layer.intermediate
+    hidden_tasks = top_k * layer.hidden_tasks
 
     def slot(rank: Expr) -> Expr:
         return T.Bind(T.Cast("int64", table[ids[0, rank]]))
 
     layer.prepare(T.int32(0))
-    with T.parallel(0, top_k * layer.hidden_tasks) as task:
+    with parallel_unless_small(hidden_tasks, 2 * weights_read // hidden_tasks) as task:
         rank = T.Bind(task // layer.hidden_tasks)
         part = T.Bind(task % layer.hidden_tasks)
         layer.compute_hidden(slot(rank), part, lambda row: row, lambda row: rank + row, 1)
-    with T.parallel(0, layer.output_tasks) as part, T.serial(0, top_k) as rank:
+    tasks = parallel_unless_small(layer.output_tasks, weights_read // layer.output_tasks)
+    with tasks as part, T.serial(0, top_k) as rank:
 
         def accumulate(row: Expr, column: Expr, value: Expr) -> None:
             lanes = type_of(value)[1]
