@@ -2,7 +2,8 @@
 
 A vector is a TIR expression whose type has lanes ("float32x16"). LLVM splits a vector that is wider
 than the machine's, so every function here works on every ISA; what differs is in the Isa objects.
-Nothing here becomes a call to a library function: the kernels are loaded without a C runtime.
+Nothing here becomes a call of a maths function: kernels are loaded without TVM's runtime, and may
+count on the C library alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
