@@ -78,4 +78,5 @@ def harness() -> Harness:
 
 @pytest.fixture(scope="session", params=host_isas(), ids=lambda isa: isa.name)
 def isa(request: pytest.FixtureRequest) -> Isa:
-    return request.param
+    isa: Isa = request.param
+    return isa

@@ -45,7 +45,7 @@ class Problem:
     def __init__(self, case: tuple[str, int, int, bool], harness: Any, library: Any) -> None:
         self.format, self.n, self.k, has_residual = case
         random = np.random.default_rng(self.n)
-        weight = random.standard_normal((self.n, self.k)).astype(np.float32) / 8
+        weight = random.standard_normal((self.n, self.k)).astype(np.float32)
         self.x = random.standard_normal((TOKENS, self.k)).astype(np.float32)
         self.residual = None
         if has_residual:
@@ -58,7 +58,7 @@ class Problem:
     def run(self, rows: slice, suffix: str) -> np.ndarray:
         """The kernel's y for some rows of x."""
         x = self._harness.aligned(self.x[rows])
-        y = self._harness.empty(np.float32, (len(x), self.n))
+        y: np.ndarray = self._harness.empty(np.float32, (len(x), self.n))
         residual = [] if self.residual is None else [self._harness.aligned(self.residual[rows])]
         scratch = linear_scratch(len(x), format=self.format, n=self.n, k=self.k)
         name = f"linear{'_residual' * len(residual)}_{self.format}_n{self.n}_k{self.k}_{suffix}"

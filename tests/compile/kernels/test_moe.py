@@ -54,8 +54,8 @@ class Problem:
         self.down = np.empty((self.experts, self.hidden, self.intermediate), np.float32)
         blobs = []
         for expert in range(self.experts):
-            gate_up = random.standard_normal(self.gate_up.shape[1:]).astype(np.float32) / 8
-            down = random.standard_normal(self.down.shape[1:]).astype(np.float32) / 8
+            gate_up = (random.standard_normal(self.gate_up.shape[1:]) / 8).astype(np.float32)
+            down = (random.standard_normal(self.down.shape[1:]) / 8).astype(np.float32)
             blobs.append(pack_expert(weight_format, gate_up, down))
             self.gate_up[expert], self.down[expert] = unpack_expert(
                 weight_format, blobs[-1], self.hidden, self.intermediate
@@ -74,7 +74,7 @@ class Problem:
     def run(self, rows: slice, suffix: str) -> np.ndarray:
         """The kernel's y for some rows of x."""
         aligned = self._harness.aligned
-        y = self._harness.empty(np.float32, self.x[rows].shape)
+        y: np.ndarray = self._harness.empty(np.float32, self.x[rows].shape)
         scratch = moe_scratch(
             len(y),
             format=self.format,
@@ -113,7 +113,8 @@ def problem(request: pytest.FixtureRequest, harness: Any, library: Any) -> Probl
 
 
 def _row_errors(y: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    return np.linalg.norm(y - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    errors: np.ndarray = np.linalg.norm(y - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    return errors
 
 
 def test_agrees_with_reference(problem: Problem) -> None:
