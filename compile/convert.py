@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 from collections.abc import Callable
@@ -11,8 +12,13 @@ from typing import Any
 
 import yaml
 from emberd.compile.blocks import BLOCKS
-from emberd.compile.checkpoint.configuration import stop_tokens
-from emberd.compile.checkpoint.huggingface import Checkpoint
+from emberd.compile.checkpoint.huggingface import (
+    GENERATION_CONFIG_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    Checkpoint,
+)
+from emberd.compile.checkpoint.stop_tokens import find_stop_tokens
 from emberd.compile.converted import (
     BLOCK_FOLDER,
     FORMAT,
@@ -24,10 +30,8 @@ from emberd.compile.converted import (
 from emberd.compile.document import read_json
 from emberd.compile.weights import Shard, WeightReader, WeightReference
 from emberd.daemon.errors import EmberdError
+from tqdm import tqdm
 
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-GENERATION_CONFIG_FILE = "generation_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 COPIED_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, GENERATION_CONFIG_FILE, CHAT_TEMPLATE_FILE)
 
@@ -84,6 +88,21 @@ def check_weights(
                 progress(reference.bytes)
     finally:
         reader.close()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="a Hugging Face checkpoint folder")
+    parser.add_argument("destination", type=Path, help="the folder to create")
+    parser.add_argument("--name", help="the model's name (default: that of the source folder)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    total = sum(shard.bytes for shard in Checkpoint.open(arguments.source).shards.values())
+    with tqdm(
+        total=total, unit="B", unit_scale=True, desc="checking weights", disable=None, leave=False
+    ) as bar:
+        model = convert(arguments.source, arguments.destination, arguments.name, bar.update)
+    print(f"{model.name}: converted to {arguments.destination}")
 
 
 def _refuse_existing(destination: Path) -> None:
@@ -158,36 +177,3 @@ def _reference(reference: WeightReference) -> dict[str, Any]:
     tensor = {"name": reference.name, "dtype": reference.dtype, "shape": list(reference.shape)}
     pieces = [{"shard": piece.shard, "offset": piece.offset} for piece in reference.pieces]
     return {**tensor, **pieces[0]} if len(pieces) == 1 else {**tensor, "pieces": pieces}
-
-
-def find_stop_tokens(checkpoint: Checkpoint) -> list[int]:
-    """Every token that any of the checkpoint's files calls an end, the usual first.
-
-    Chat models end a turn with one token and a document with another, and which file names which
-    varies; generation must stop at either.
-    """
-    found: list[int] = []
-    generation = checkpoint.folder / GENERATION_CONFIG_FILE
-    if generation.is_file():
-        found += stop_tokens(read_json(generation))
-    found += checkpoint.configuration.stop_tokens
-    found += _tokenizer_end(checkpoint.folder)
-    last = checkpoint.configuration.dimensions.vocab_size - 1
-    for token in found:
-        if token > last:
-            raise EmberdError(
-                f"{checkpoint.folder}: stop token {token} is outside the vocabulary (0..{last})"
-            )
-    return list(dict.fromkeys(found))
-
-
-def _tokenizer_end(folder: Path) -> list[int]:
-    """The id of tokenizer_config.json's `eos_token`, looked up in tokenizer.json."""
-    if not all((folder / file).is_file() for file in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)):
-        return []
-    end = read_json(folder / TOKENIZER_CONFIG_FILE).get("eos_token")
-    added = read_json(folder / TOKENIZER_FILE).get("added_tokens")
-    if end is None or added is None:
-        return []
-    text = end["content"].text() if isinstance(end.value, dict) else end.text()
-    return [token["id"].integer() for token in added.sequence() if token["content"].text() == text]

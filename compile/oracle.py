@@ -33,7 +33,7 @@ class Oracle:
             )
             for block in {instance.block for instance in model.stack}
         }
-        self._loaded: dict[tuple[int, str], np.ndarray] | None = None
+        self._loaded: dict[int, dict[str, np.ndarray]] | None = None
         if 4 * sum(_elements(instance) for instance in model.stack) <= _KEPT_BYTES:
             self._loaded = {}
 
@@ -41,21 +41,19 @@ class Oracle:
         """A conversation with no tokens in it."""
         return OracleSession(self)
 
-    def run(self, position: int, data: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Run block `position` of the stack on its data inputs; outputs in graph order."""
+    def weights(self, position: int) -> dict[str, np.ndarray]:
+        """The weights of block `position` of the stack by canonical name."""
+        if self._loaded is not None and position in self._loaded:
+            return self._loaded[position]
         instance = self.model.stack[position]
-        weights = {name: self._weight(position, name) for name in instance.weights}
-        block = self._blocks[instance.block]
-        return list(block.run(None, {**data, **weights}))
-
-    def _weight(self, position: int, name: str) -> np.ndarray:
-        if self._loaded is not None and (position, name) in self._loaded:
-            return self._loaded[position, name]
-        instance = self.model.stack[position]
-        weight = self._provider(instance, name)
+        weights = {name: self._provider(instance, name) for name in instance.weights}
         if self._loaded is not None:
-            self._loaded[position, name] = weight
-        return weight
+            self._loaded[position] = weights
+        return weights
+
+    def run(self, block: str, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """Run a block kind; outputs in graph order."""
+        return list(self._blocks[block].run(None, inputs))
 
 
 class OracleSession:
@@ -90,21 +88,19 @@ class OracleSession:
     def _run(
         self, position: int, block: str, hidden: np.ndarray, positions: np.ndarray
     ) -> np.ndarray:
-        run = self._oracle.run
+        run, inputs = self._oracle.run, self._oracle.weights(position)
         if block == "embed":
-            return run(position, {"tokens": hidden})[0]
-        if block == "moe":
-            cuts = range(0, len(hidden), self._moe_rows)
-            parts = [
-                run(position, {"hidden": hidden[cut : cut + self._moe_rows]})[0] for cut in cuts
-            ]
-            return np.concatenate(parts)
+            return run(block, {**inputs, "tokens": hidden})[0]
         if block == "head":
-            return run(position, {"hidden": hidden})[0]
-        data = {"hidden": hidden, **dict(zip(_STATES[block], self._states[position], strict=True))}
+            return run(block, {**inputs, "hidden": hidden})[0]
+        if block == "moe":
+            cuts = np.split(hidden, range(self._moe_rows, len(hidden), self._moe_rows))
+            return np.concatenate([run(block, {**inputs, "hidden": rows})[0] for rows in cuts])
+        inputs = {**inputs, "hidden": hidden}
+        inputs.update(zip(_STATES[block], self._states[position], strict=True))
         if block == "gated_attention":
-            data["positions"] = positions
-        output, *self._states[position] = run(position, data)
+            inputs["positions"] = positions
+        output, *self._states[position] = run(block, inputs)
         return output
 
 

@@ -17,6 +17,9 @@ from emberd.daemon.errors import EmberdError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
 _PREFIXES = ("model.language_model.", "model.")
 _DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 _IGNORED = (

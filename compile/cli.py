@@ -1,0 +1,65 @@
+"""`emberc`: the compiler's command line.
+
+Every command is a module with `add_arguments(parser)` and `run(arguments)`, imported only when it
+is the one asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from emberd.daemon.errors import EmberdError
+
+COMMANDS = {
+    "inspect": ("emberd.compile.inspect", "describe a checkpoint from its headers"),
+    "convert": ("emberd.compile.convert", "turn a checkpoint into ONNX blocks and references"),
+}
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status (argparse itself exits for --help and misuse)."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser()
+    command = parser.parse_args(given[:1]).command
+    module = importlib.import_module(COMMANDS[command][0])
+    command_parser = argparse.ArgumentParser(
+        prog=f"emberc {command}", description=_sentence(COMMANDS[command][1])
+    )
+    module.add_arguments(command_parser)
+    parsed = command_parser.parse_args(given[1:])
+    try:
+        module.run(parsed)
+        sys.stdout.flush()
+    except EmberdError as error:
+        print(f"emberc: error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone; keep the interpreter from flushing into the pipe once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    lines = "\n".join(f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="emberc",
+        description="Compile mixture-of-experts language models for small devices.",
+        epilog=f"commands:\n{lines}\n\n`emberc COMMAND --help` tells what a command takes.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
+    return parser
+
+
+def _sentence(summary: str) -> str:
+    return f"{summary[0].upper()}{summary[1:]}."
