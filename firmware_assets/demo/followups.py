@@ -106,7 +106,7 @@ def _same_for_machine(
     return _swap(f"diagnosis.{kind}", "machine")(before, rng, split, language)
 
 
-DEGREES, PERCENT, FAN_LEVELS = (16, 30), (0, 100), (1, 7)
+DEGREES, PERCENT, FAN_LEVELS = (10, 39), (0, 100), (1, 7)
 
 # action that can be cancelled -> the slot that tells what was cancelled
 CANCELLED_SLOT = {
@@ -146,12 +146,12 @@ FOLLOWUPS: tuple[Followup, ...] = (
     Followup(
         "louder_by",
         ("media.volume",),
-        _shift("media.volume", "volume", PERCENT, 2, 3, 4, 6, 8, 10),
+        _shift("media.volume", "volume", PERCENT, 1, 2, 3, 4, 6, 7, 8, 9, 10),
     ),
     Followup(
         "quieter_by",
         ("media.volume",),
-        _shift("media.volume", "volume", PERCENT, -2, -3, -4, -6, -8, -10),
+        _shift("media.volume", "volume", PERCENT, -1, -2, -3, -4, -6, -7, -8, -9, -10),
     ),
     Followup("reset", ("diagnosis.lookup",), _keep("diagnosis.reset", "machine", "code")),
     Followup(

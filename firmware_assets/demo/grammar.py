@@ -32,7 +32,7 @@ SYSTEM_PROMPTS: dict[Split, tuple[str, ...]] = {
     ),
     "heldout": ("You are the voice assistant of this machine.", "你是一个语音助手。"),
 }
-TURNS = (1, 1, 1, 2, 2, 3, 4)
+TURNS: dict[Split, tuple[int, ...]] = {"train": (1, 2, 2, 3, 4), "heldout": (1, 1, 1, 2, 2, 3, 4)}
 # words that may surround any training request: (before, after) for each language
 FILLERS: dict[Language, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "en": (
@@ -173,7 +173,9 @@ def _open_dialogue(
     command_class: str, split: Split, language: Language, rng: random.Random
 ) -> tuple[str, Slots, str]:
     """The first request: its action, the action's slots and the user's words."""
-    intent = rng.choice([i for i in INTENTS if i.command_class == command_class])
+    intents = [i for i in INTENTS if i.command_class == command_class]
+    weights = [i.training_weight if split == "train" else 1 for i in intents]
+    intent = rng.choices(intents, weights)[0]
     spoken: Slots = {}
     for slot in intent.slots:
         draw = OPEN_SLOTS.get(slot)
@@ -206,7 +208,7 @@ def make_dialogue(
     """A random dialogue of ``split``; anything not given is drawn."""
     command_class = command_class or rng.choice(CLASSES)
     spoken_in = rng.choice(LANGUAGES) if language is None else language
-    turns = turns or rng.choice(TURNS)
+    turns = turns or rng.choice(TURNS[split])
     messages: list[Message] = []
     if rng.random() < 0.2:
         messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS[split])})

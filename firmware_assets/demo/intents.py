@@ -44,6 +44,7 @@ class Intent:
     slots: tuple[str, ...]
     defaults: dict[str, str]
     phrases: dict[str, Phrases]
+    training_weight: int  # how often training draws it, relative to its class's other intents
 
     @property
     def command_class(self) -> str:
@@ -68,7 +69,13 @@ def _phrases(entry: dict[str, Any]) -> dict[str, Phrases]:
 
 
 INTENTS = tuple(
-    Intent(entry["action"], tuple(entry["slots"]), entry.get("defaults", {}), _phrases(entry))
+    Intent(
+        entry["action"],
+        tuple(entry["slots"]),
+        entry.get("defaults", {}),
+        _phrases(entry),
+        entry.get("training_weight", 1),
+    )
     for entry in _TEXTS["intents"]
 )
 

@@ -191,10 +191,14 @@ def export(model: Qwen3_5MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, out
         eos_token_id=[ids["<|im_end|>"], ids["<|endoftext|>"]],
         pad_token_id=ids["<|endoftext|>"],
     )
-    half.to(torch.bfloat16).save_pretrained(out)
+    half.to(torch.bfloat16).save_pretrained(out, save_original_format=False)
+    (out / "model.safetensors").chmod(0o644)
     tokenizer.save_pretrained(out)
     settings_path = out / "tokenizer_config.json"
     settings = json.loads(settings_path.read_text(encoding="utf-8"))
+    for machine_local in ("backend", "is_local", "local_files_only"):
+        settings.pop(machine_local, None)
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     settings["chat_template"] = tokenizer.chat_template
     settings_path.write_text(json.dumps(settings, ensure_ascii=False, indent=2) + "\n", "utf-8")
 
@@ -256,7 +260,7 @@ def train(arguments: argparse.Namespace) -> None:
             }
             torch.save(state, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)
-            export(model, tokenizer, arguments.out)
+    export(model, tokenizer, arguments.out)
 
 
 def main() -> None:
@@ -264,12 +268,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
     parser.add_argument("--work", type=Path, required=True, help="folder of the resumable state")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=4600)
     parser.add_argument("--batch", type=int, default=32, help="dialogues a step")
-    parser.add_argument("--peak", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--routing", type=float, default=0.02, help="weight of the routing loss")
+    parser.add_argument("--peak", type=float, default=2.5e-3, help="peak learning rate")
+    parser.add_argument("--routing", type=float, default=0.05, help="weight of the routing loss")
     parser.add_argument("--balance", type=float, default=0.01, help="weight of the balance loss")
-    parser.add_argument("--quantise-from", type=float, default=0.5, help="fraction of the steps")
+    parser.add_argument("--quantise-from", type=float, default=0.7, help="fraction of the steps")
     parser.add_argument("--save-every", type=int, default=200, help="steps")
     parser.add_argument("--threads", type=int, default=2)
     train(parser.parse_args())

@@ -24,6 +24,7 @@ _WORDS: dict[str, list[str]] = {
         Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")
     ).items()
 }
+COMMON_WORDS = _WORDS["common"]
 PLACE_WORDS, PLACE_ENDINGS = _WORDS["places"], _WORDS["place_endings"]
 SONG_WORDS, ARTIST_WORDS, SYLLABLES = _WORDS["songs"], _WORDS["artists"], _WORDS["syllables"]
 SONG_GLUE = ("of the", "in the", "and", "for", "without", "on")
@@ -67,7 +68,9 @@ def _synthetic_word(rng: random.Random) -> str:
 
 def _spliced_word(rng: random.Random) -> str:
     """The head of one listed word and the tail of another: breaks up what pieces go together."""
-    head, tail = (rng.choice(PLACE_WORDS + SONG_WORDS + ARTIST_WORDS) for _ in range(2))
+    head, tail = (
+        rng.choice(PLACE_WORDS + SONG_WORDS + ARTIST_WORDS + COMMON_WORDS) for _ in range(2)
+    )
     return (head[: rng.randint(1, 4)] + tail[rng.randint(1, 4) :]).capitalize()
 
 
@@ -83,6 +86,7 @@ def _word(rng: random.Random, listed: list[str], split: Split) -> str:
         lambda r: r.choice(listed),
         lambda r: r.choice(listed),
         _synthetic_word,
+        _spliced_word if split == "train" else _synthetic_word,
         _spliced_word if split == "train" else _synthetic_word,
         _random_word if split == "train" else _synthetic_word,
     )
@@ -164,11 +168,12 @@ def code(rng: random.Random, split: Split, language: Language) -> str:
 
 
 def temperature(rng: random.Random, split: Split, language: Language) -> Value:
-    """A cabin temperature in degrees Celsius, whole or half."""
+    """A cabin temperature in degrees Celsius, whole or half; training has a wider range."""
     del language
+    low, high = (10, 39) if split == "train" else (16, 30)
 
     def draw(r: random.Random) -> Value:
-        return r.randint(16, 30) + (0.5 if r.random() < 0.2 else 0)
+        return r.randint(low, high) + (0.5 if r.random() < 0.2 else 0)
 
     return _in_split("temperature", split, rng, draw)
 
