@@ -60,7 +60,7 @@ def read_configuration(folder: Path) -> Configuration:
         dimensions=_dimensions(text, mixers),
         mixers=mixers,
         tied_embeddings=any(tie is not None and tie.boolean() for tie in ties),
-        stop_tokens=tuple(token for node in (root, text) for token in stop_tokens(node)),
+        stop_tokens=tuple(dict.fromkeys(stop_tokens(root) + stop_tokens(text))),
     )
 
 
