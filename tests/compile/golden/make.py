@@ -24,18 +24,19 @@ def transformers_logits(folder: Path, tokens: np.ndarray) -> np.ndarray:
     ).eval()
     with torch.no_grad():
         logits = model(torch.from_numpy(tokens[None].astype(np.int64)), use_cache=False).logits[0]
-    return logits.numpy()
+    result: np.ndarray = logits.numpy()
+    return result
 
 
 def main() -> None:
-    golden = {}
+    golden: dict[str, np.ndarray] = {}
     for model in MODELS:
         with tempfile.TemporaryDirectory() as folder:
             write_checkpoint(Path(folder), model)
             logits = transformers_logits(Path(folder), model.tokens())
         golden[model.name] = logits[model.golden_rows()]
         print(f"{model.name:24} std {logits.std():.3f}")
-    np.savez_compressed(GOLDEN_FILE, **golden)
+    np.savez_compressed(GOLDEN_FILE, allow_pickle=False, **golden)
 
 
 if __name__ == "__main__":
