@@ -18,7 +18,7 @@ _STORED: dict[str, np.dtype] = {
 }
 _MAGNITUDE_BITS = {"f32": 0x7FFFFFFF, "f16": 0x7FFF, "bf16": 0x7FFF}
 _INFINITY_BITS = {"f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80}
-_CHUNK_BYTES = 1 << 22  # small enough that a chunk read is still in cache when it is converted
+_CHUNK_BYTES = 1 << 20  # small enough that a chunk read is still in cache when it is converted
 
 DTYPES = tuple(_STORED)
 

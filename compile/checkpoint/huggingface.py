@@ -24,7 +24,7 @@ _PREFIXES = ("model.language_model.", "model.")
 _DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 _IGNORED = (
     (re.compile(r"(model\.)?visual\."), "vision tower", "emberd runs the language model alone"),
-    (re.compile(r"mtp\."), "multi-token prediction", "it drafts tokens, it changes none"),
+    (re.compile(r"(model\.)?mtp\."), "multi-token prediction", "it drafts tokens, it changes none"),
 )
 _MAX_LISTED = 5
 
