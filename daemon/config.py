@@ -1,0 +1,90 @@
+"""The daemon's configuration: a YAML mapping of the fields of `Config`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from emberd.daemon.errors import EmberdError
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of `emberd serve`; command line options win over the file.
+
+    Attributes:
+        host, port: where to listen; port 0 takes any free one.
+        slots: conversations held, and requests answered, at the same time.
+        context: tokens per slot, prompt and answer together; 0 means what the model allows.
+        threads: of the native core; 0 means one per physical core.
+        max_queue: requests that may wait for a slot; more get 429.
+        max_body_bytes: largest request body; more gets 413.
+        drain_seconds: how long requests may still run after SIGTERM.
+        api_key: if not empty, requests must carry it as a bearer token.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    slots: int = 2
+    context: int = 0
+    threads: int = 0
+    max_queue: int = 32
+    max_body_bytes: int = 8 << 20
+    drain_seconds: float = 30.0
+    api_key: str = ""
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "slots": (1, 256),
+    "context": (0, 1 << 24),
+    "threads": (0, 256),
+    "max_queue": (0, 1 << 16),
+    "max_body_bytes": (1 << 10, 1 << 30),
+    "drain_seconds": (0, 86400),
+}
+
+
+def load(path: Path | None, overrides: dict[str, Any]) -> Config:
+    """The file's settings, then those of ``overrides`` that are not None.
+
+    Raises EmberdError naming the file and the setting at fault.
+    """
+    settings = {} if path is None else _read(path)
+    settings |= {name: value for name, value in overrides.items() if value is not None}
+    where = "configuration" if path is None else str(path)
+    known = {field.name: type(field.default) for field in fields(Config)}
+    for name, value in settings.items():
+        if name not in known:
+            raise EmberdError(f"{where}: unknown setting {name!r}; settings are {', '.join(known)}")
+        settings[name] = _checked(f"{where}: {name}", name, value, known[name])
+    return replace(Config(), **settings)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise EmberdError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise EmberdError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise EmberdError(f"{path}: expected settings such as 'port: 8080'")
+    return data
+
+
+def _checked(where: str, name: str, value: Any, kind: type[Any]) -> Any:
+    if kind is float and type(value) is int:
+        value = float(value)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise EmberdError(f"{where}: expected {kind.__name__}, not {value!r}")
+    if name in _RANGES:
+        low, high = _RANGES[name]
+        if not (math.isfinite(value) and low <= value <= high):
+            raise EmberdError(f"{where}: expected {low:g} to {high:g}, not {value!r}")
+    return value

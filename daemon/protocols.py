@@ -1,0 +1,62 @@
+"""What the engine needs from a model: the native core satisfies it, and so does any stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class LogitsView(Protocol):
+    """float32 [rows, vocab_size]; valid until the model's next step."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def add(self, token: int, bias: float, row: int = -1) -> None:
+        """Add ``bias`` to one logit."""
+
+    def get(self, token: int, row: int = -1) -> float:
+        """One logit."""
+
+    def top(self, k: int, row: int = -1) -> tuple[list[int], list[float]]:
+        """The ``k`` largest logits, descending, ties to the lower id: ids and values."""
+
+    def log_sum_exp(self, row: int = -1, temperature: float = 1.0) -> float:
+        """log(sum(exp(logits / temperature))) over the vocabulary."""
+
+
+class SessionLike(Protocol):
+    """One conversation's state in the model."""
+
+    @property
+    def length(self) -> int: ...
+
+    def step(self, tokens: Sequence[int], logits: Any = ...) -> LogitsView | None: ...
+
+    def snapshot(self) -> Any: ...
+
+    def restore(self, snapshot: Any) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ModelLike(Protocol):
+    """A loaded model."""
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_context(self) -> int: ...
+
+    def open_session(self, capacity: int) -> SessionLike: ...
+
+    def close(self) -> None: ...

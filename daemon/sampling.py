@@ -1,0 +1,152 @@
+"""Choosing the next token from logits, without ever reading the whole vocabulary in Python.
+
+Order, as in transformers' LogitsProcessor chain: penalties and bias, temperature, top-k, top-p
+(of what top-k left), min-p (relative to the likeliest).
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import neg
+
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.protocols import LogitsView
+
+FIRST_CANDIDATES = 256
+WIDENING = 8
+
+
+@dataclass(frozen=True)
+class SamplingParameters:
+    """How to sample.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: 0 is off.
+        presence_penalty, frequency_penalty: subtracted from the logits of generated tokens, once
+            and per occurrence.
+        logit_bias: token -> added to its logit.
+        seed: None for a fresh one.
+        logprobs: how many alternatives to report beside the chosen token; None for no report.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A chosen token; log probabilities are those of the raw logits."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """Samples one choice: keeps its random state and the counts that penalties need."""
+
+    def __init__(self, parameters: SamplingParameters, choice: int = 0) -> None:
+        self._parameters = parameters
+        seed = parameters.seed
+        self._random = random.Random() if seed is None else random.Random(f"{seed}:{choice}")
+        self._counts: Counter[int] = Counter()
+
+    def sample(self, logits: LogitsView) -> Sampled:
+        """Choose from the last row. Raises EmberdError where it holds no finite maximum."""
+        parameters = self._parameters
+        adjustments = self._adjustments()
+        report = parameters.logprobs
+        raw: dict[int, float] = {}
+        normaliser = 0.0
+        top: tuple[tuple[int, float], ...] = ()
+        if report is not None:
+            normaliser = logits.log_sum_exp()
+            raw = {token: logits.get(token) for token in adjustments}
+            ids, values = logits.top(report) if report else ([], [])
+            top = tuple((id, value - normaliser) for id, value in zip(ids, values, strict=True))
+        for token, bias in adjustments.items():
+            logits.add(token, bias)
+        token = self._greedy(logits) if parameters.temperature == 0 else self._draw(logits)
+        if parameters.presence_penalty or parameters.frequency_penalty:
+            self._counts[token] += 1
+        if report is None:
+            return Sampled(token)
+        value = raw[token] if token in raw else logits.get(token)
+        return Sampled(token, value - normaliser, top)
+
+    def _adjustments(self) -> dict[int, float]:
+        """What to add to which logit."""
+        parameters = self._parameters
+        adjustments = dict(parameters.logit_bias)
+        for token, count in self._counts.items():
+            penalty = parameters.presence_penalty + parameters.frequency_penalty * count
+            adjustments[token] = adjustments.get(token, 0.0) - penalty
+        return adjustments
+
+    def _greedy(self, logits: LogitsView) -> int:
+        ids, values = logits.top(1)
+        _check(values[0])
+        return ids[0]
+
+    def _draw(self, logits: LogitsView) -> int:
+        """Exact: candidates are widened until what decides the draw lies among them."""
+        parameters = self._parameters
+        temperature, vocabulary = parameters.temperature, logits.vocab_size
+        limit = min(parameters.top_k or vocabulary, vocabulary)
+        ids, values = logits.top(limit if parameters.top_k else min(limit, FIRST_CANDIDATES))
+        best = values[0]
+        _check(best)
+        # The mass of the whole vocabulary, the best token weighing 1.
+        total = 0.0
+        if len(ids) < limit:
+            total = math.exp(logits.log_sum_exp(temperature=temperature) - best / temperature)
+        uniform = self._random.random()
+        while True:
+            weights = [math.exp((value - best) / temperature) for value in values]
+            masses = list(accumulate(weights))
+            complete = len(ids) == limit
+            mass = self._kept_mass(weights, masses, None if complete else total)
+            if mass is not None and (complete or uniform * mass < masses[-1]):
+                index = bisect.bisect_right(masses, uniform * mass)
+                return ids[min(index, len(ids) - 1)]
+            ids, values = logits.top(min(limit, len(ids) * WIDENING))
+
+    def _kept_mass(
+        self, weights: list[float], masses: list[float], total: float | None
+    ) -> float | None:
+        """The mass that top-p and min-p leave; None where these candidates do not tell.
+
+        Args:
+            weights: of the candidates, descending, the first one 1.
+            masses: their running sums.
+            total: mass of all tokens; None where the candidates are all there are.
+        """
+        top_p, min_p = self._parameters.top_p, self._parameters.min_p
+        whole = masses[-1] if total is None else total
+        if top_p == 1 and min_p == 0:
+            return whole
+        kept = len(weights)
+        if top_p < 1:
+            kept = min(kept, bisect.bisect_left(masses, top_p * whole) + 1)
+        if min_p > 0:
+            kept = min(kept, bisect.bisect_right(weights, -min_p, key=neg))
+        return None if kept == len(weights) and total is not None else masses[kept - 1]
+
+
+def _check(value: float) -> None:
+    if not math.isfinite(value):
+        raise EmberdError("the model produced no finite logits; the artifact may be damaged")

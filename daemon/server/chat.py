@@ -1,0 +1,265 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from emberd.daemon.engine import Stream
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.generation import Delta, Request
+from emberd.daemon.sampling import Sampled
+from emberd.daemon.server import parameters, sse
+from emberd.daemon.server.errors import ApiError, to_api_error
+from emberd.daemon.server.fields import Fields, invalid, read_object
+from emberd.daemon.server.keys import SERVICE, Service
+from emberd.daemon.text import THINK_CLOSE, THINK_OPEN, Tokenizer
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_THINKING = frozenset({THINK_OPEN, THINK_CLOSE})
+
+routes = web.RouteTableDef()
+
+
+@dataclass
+class _Choice:
+    """A choice as it is put together when it is not streamed."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    finish: str | None = None
+
+
+@routes.post("/v1/chat/completions")
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    service = request.app[SERVICE]
+    fields = await read_object(request)
+    parameters.check_service(service, fields)
+    _refuse_unsupported(fields)
+    streaming = fields.boolean("stream")
+    with_usage = parameters.include_usage(fields, streaming)
+    generation = await _generation(service, fields)
+    head = {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "model": service.name,
+    }
+    async with service.engine.submit(generation) as stream:
+        if streaming:
+            return await _stream(request, service, stream, head, with_usage)
+        return await _whole(service, stream, head)
+
+
+async def _whole(service: Service, stream: Stream, head: dict[str, Any]) -> web.Response:
+    choices = [_Choice() for _ in range(stream.request.choices)]
+    async for event in stream:
+        choice = choices[event.choice]
+        if isinstance(event, Delta):
+            choice.content.append(event.piece.content)
+            choice.reasoning.append(event.piece.reasoning)
+            choice.logprobs += _logprobs(event.logprobs, service.tokenizer)
+        else:
+            choice.finish = event.reason
+    reports = stream.request.sampling.logprobs is not None
+    body = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": "".join(choice.content)}
+            | ({"reasoning_content": text} if (text := "".join(choice.reasoning)) else {}),
+            "logprobs": {"content": choice.logprobs, "refusal": None} if reports else None,
+            "finish_reason": choice.finish,
+        }
+        for index, choice in enumerate(choices)
+    ]
+    return web.json_response(
+        {
+            **head,
+            "object": "chat.completion",
+            "choices": body,
+            "usage": parameters.usage([stream.usage]),
+        }
+    )
+
+
+async def _stream(
+    request: web.Request, service: Service, stream: Stream, head: dict[str, Any], with_usage: bool
+) -> web.StreamResponse:
+    head = {**head, "object": "chat.completion.chunk"}
+    tail: dict[str, Any] = {"usage": None} if with_usage else {}
+    response = await sse.open_stream(request)
+
+    async def send(
+        index: int, delta: dict[str, str], logprobs: Any = None, finish: str | None = None
+    ) -> None:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        await sse.send(response, {**head, "choices": [choice], **tail})
+
+    try:
+        started: set[int] = set()
+        async for event in stream:
+            if event.choice not in started:
+                started.add(event.choice)
+                await send(event.choice, {"role": "assistant", "content": ""})
+            if isinstance(event, Delta):
+                content, reasoning = event.piece.content, event.piece.reasoning
+                delta = {"content": content} if content or not reasoning else {}
+                delta |= {"reasoning_content": reasoning} if reasoning else {}
+                found = _logprobs(event.logprobs, service.tokenizer)
+                await send(
+                    event.choice, delta, {"content": found, "refusal": None} if found else None
+                )
+            else:
+                await send(event.choice, {}, finish=event.reason)
+        if with_usage:
+            usage = parameters.usage([stream.usage])
+            await sse.send(response, {**head, "choices": [], "usage": usage})
+        await sse.send(response, "[DONE]")
+    except EmberdError as error:
+        await sse.send(response, to_api_error(error).body())
+    await response.write_eof()
+    return response
+
+
+def _logprobs(tokens: tuple[Sampled, ...], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    def entry(token: int, logprob: float | None) -> dict[str, Any]:
+        data = tokenizer.literal_bytes(token)
+        text = data.decode("utf-8", "backslashreplace")
+        return {"token": text, "logprob": logprob, "bytes": list(data)}
+
+    return [
+        {
+            **entry(sampled.token, sampled.logprob),
+            "top_logprobs": [entry(token, logprob) for token, logprob in sampled.top],
+        }
+        for sampled in tokens
+    ]
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    fields.refuse("tools", "tool calls are not supported yet", lambda tools: tools == [])
+    fields.refuse("functions", "function calls are not supported yet", lambda tools: tools == [])
+    fields.refuse(
+        "response_format",
+        "only the type 'text' is supported",
+        lambda value: isinstance(value, dict) and value.get("type") == "text",
+    )
+
+
+async def _generation(service: Service, fields: Fields) -> Request:
+    """The request to the engine. Template and tokenizer work in a thread: prompts may be long."""
+    messages = _messages(fields)
+    variables = fields.object("chat_template_kwargs").data
+    wanted = fields.integer("top_logprobs", 0, parameters.MAX_LOGPROBS, 0)
+    if wanted and not fields.boolean("logprobs"):
+        raise invalid("top_logprobs", "needs logprobs to be true")
+    sampling = parameters.sampling(fields, service, wanted if fields.boolean("logprobs") else None)
+    limit = fields.integer("max_completion_tokens", 1, parameters.MAX_TOKENS, None)
+    if limit is None:
+        limit = fields.integer("max_tokens", 1, parameters.MAX_TOKENS, None)
+    stops, choices = parameters.stops(fields), parameters.choices(fields)
+    prompt, boundary = await asyncio.to_thread(_prompt, service, messages, variables)
+    return Request(
+        prompt=prompt,
+        boundary=boundary,
+        max_tokens=limit or parameters.room(service.engine, prompt),
+        sampling=sampling,
+        stop_tokens=service.stop_tokens,
+        stops=stops,
+        choices=choices,
+        thinking=_opens_thinking(service.tokenizer, prompt[boundary or 0 :]),
+    )
+
+
+def _prompt(
+    service: Service, messages: list[dict[str, Any]], variables: dict[str, Any]
+) -> tuple[list[int], int | None]:
+    """The prompt's tokens, and how many of them precede the generation prompt."""
+    if service.template is None:
+        raise ApiError(
+            400, "this model has no chat template; use /v1/completions", code="no_chat_template"
+        )
+    tokenizer = service.tokenizer
+    marked = [_marked_message(tokenizer, message) for message in messages]
+    names = {name: _marked(tokenizer, value) for name, value in variables.items()}
+    prompt, turns = (
+        tokenizer.encode_with_control(service.template.render(marked, generation, names))
+        for generation in (True, False)
+    )
+    if not prompt:
+        raise ApiError(400, "the messages render to an empty prompt", param="messages")
+    is_prefix = 0 < len(turns) < len(prompt) and prompt[: len(turns)] == turns
+    return prompt, len(turns) if is_prefix else None
+
+
+def _opens_thinking(tokenizer: Tokenizer, tail: list[int]) -> bool:
+    """Whether the last thinking token of the generation prompt opens."""
+    marks = (tokenizer.think_open, tokenizer.think_close)
+    last = next((token for token in reversed(tail) if token in marks), None)
+    return last is not None and last == tokenizer.think_open
+
+
+def _marked(tokenizer: Tokenizer, value: Any, keep: frozenset[str] = frozenset()) -> Any:
+    """``value`` with every control token's literal in its strings marked as plain text."""
+    if isinstance(value, str):
+        return tokenizer.mark(value, keep)
+    if isinstance(value, list):
+        return [_marked(tokenizer, item, keep) for item in value]
+    if isinstance(value, dict):
+        return {name: _marked(tokenizer, item, keep) for name, item in value.items()}
+    return value
+
+
+def _marked_message(tokenizer: Tokenizer, message: dict[str, Any]) -> dict[str, Any]:
+    """Templates look for the thinking inside an assistant's content: its tags stay."""
+    keep = _THINKING if message["role"] == "assistant" else frozenset()
+    return {
+        name: _marked(tokenizer, value, keep if name == "content" else frozenset())
+        for name, value in message.items()
+    }
+
+
+def _messages(fields: Fields) -> list[dict[str, Any]]:
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise invalid("messages", "expected a list of at least one message")
+    return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def _message(where: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise invalid(where, "expected an object with role and content")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise invalid(f"{where}.role", f"expected one of {', '.join(ROLES)}")
+    content = _content(f"{where}.content", message.get("content"), role)
+    reasoning = message.get("reasoning_content")
+    if not isinstance(reasoning, str | None):
+        raise invalid(f"{where}.reasoning_content", "expected a string")
+    known = {name: value for name, value in message.items() if value is not None}
+    return known | {"role": "system" if role == "developer" else role, "content": content}
+
+
+def _content(where: str, content: Any, role: str) -> str:
+    if content is None and role == "assistant":
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(where, "expected a string or a list of parts")
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            shown = kind if isinstance(kind, str) else "unknown"
+            raise invalid(
+                f"{where}[{index}]", f"parts of type {shown[:40]!r}: this model takes only text"
+            )
+        if not isinstance(part.get("text"), str):
+            raise invalid(f"{where}[{index}].text", "expected a string")
+        texts.append(part["text"])
+    return "".join(texts)

@@ -1,0 +1,75 @@
+"""Errors in OpenAI's shape, whatever raised them."""
+
+from __future__ import annotations
+
+import logging
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from emberd.daemon.engine import ContextLengthExceeded, QueueFull
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.server.keys import METRICS
+from emberd.daemon.template import TemplateRefusal
+
+log = logging.getLogger("emberd")
+
+
+class ApiError(EmberdError):
+    """An answer with an HTTP status other than 200."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        if self.status == 429:
+            kind = "rate_limit_error"
+        elif self.status == 401:
+            kind = "authentication_error"
+        return {
+            "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        }
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """What a client is told about an exception."""
+    match error:
+        case ApiError():
+            return error
+        case ContextLengthExceeded():
+            return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+        case QueueFull():
+            return ApiError(429, str(error), code="queue_full")
+        case TemplateRefusal():
+            return ApiError(400, str(error), param="messages", code="invalid_messages")
+        case web.HTTPRequestEntityTooLarge():
+            return ApiError(413, "the request body is too large", code="body_too_large")
+        case web.HTTPException():
+            return ApiError(error.status, error.reason, code=error.reason.lower().replace(" ", "_"))
+        case EmberdError():
+            return ApiError(500, str(error), code="generation_failed")
+    log.error("a request failed", exc_info=error)
+    return ApiError(500, "internal error; the daemon's log has the details", code="internal_error")
+
+
+@web.middleware
+async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turns exceptions into answers and counts answers by status."""
+    try:
+        response = await handler(request)
+    except ConnectionError:
+        raise  # the client is gone: there is nobody to tell
+    except Exception as error:
+        shown = to_api_error(error)
+        response = web.json_response(shown.body(), status=shown.status)
+        if shown.status == 405 and isinstance(error, web.HTTPMethodNotAllowed):
+            response.headers["Allow"] = error.headers["Allow"]
+        if shown.status == 429:
+            response.headers["Retry-After"] = "1"
+    request.app[METRICS].responses[response.status] += 1
+    return response

@@ -1,0 +1,129 @@
+"""Serving an artifact until a signal, then draining."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.config import Config
+from emberd.daemon.core import Model
+from emberd.daemon.engine import Engine
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.server.app import make_app
+from emberd.daemon.server.keys import Service
+from emberd.daemon.template import ChatTemplate
+from emberd.daemon.text import Tokenizer, special_tokens
+
+log = logging.getLogger("emberd")
+
+
+def load_service(path: Path, config: Config) -> Service:
+    """Load an artifact. Raises EmberdError."""
+    artifact = Artifact.open(path)
+    tokenizer_config = _json(artifact, "tokenizer_config.json")
+    generation = _json(artifact, "generation_config.json")
+    tokenizer = Tokenizer(artifact.read("tokenizer.json").decode())
+    source = _template_source(artifact, tokenizer_config)
+    template = None if source is None else ChatTemplate(source, special_tokens(tokenizer_config))
+    model = Model(artifact, config.threads or None)
+    context = min(config.context or model.max_context, model.max_context)
+    engine = Engine(
+        model, tokenizer, slots=config.slots, context=context, max_queue=config.max_queue
+    )
+    return Service(
+        name=artifact.model.name,
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        stop_tokens=frozenset(artifact.model.stop_tokens),
+        config=config,
+        defaults=sampling_defaults(generation),
+        created=int((path / "manifest.json").stat().st_mtime),
+    )
+
+
+def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
+    """The sampling settings of generation_config.json; do_sample false means greedy."""
+    names = ("temperature", "top_k", "top_p", "min_p")
+    defaults = {
+        name: value
+        for name in names
+        if isinstance(value := generation_config.get(name), int | float)
+    }
+    if generation_config.get("do_sample") is False:
+        defaults["temperature"] = 0.0
+    return defaults
+
+
+async def serve(service: Service) -> None:
+    """Listen until SIGTERM or SIGINT, then finish what runs; a second signal exits at once."""
+    config = service.config
+    app = make_app(service)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, config.host, config.port, backlog=512)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise EmberdError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
+        ) from None
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(130)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    host, port = runner.addresses[0][:2]
+    print(f"emberd: {service.name} on http://{host}:{port}", flush=True)
+    await stop.wait()
+    service.draining = True
+    await site.stop()
+    await _drain(service)
+    await runner.cleanup()
+
+
+async def _drain(service: Service) -> None:
+    deadline = time.monotonic() + service.config.drain_seconds
+    log.warning("shutting down: waiting for running requests")
+    while (load := service.engine.load).busy or load.queued:
+        if time.monotonic() > deadline:
+            log.warning("gave up waiting for %d requests", load.busy + load.queued)
+            return
+        await asyncio.sleep(0.02)
+
+
+def _json(artifact: Artifact, name: str) -> dict[str, Any]:
+    if not artifact.has(name):
+        return {}
+    try:
+        data = json.loads(artifact.read(name))
+    except ValueError as error:
+        raise EmberdError(f"{name}: not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise EmberdError(f"{name}: expected an object")
+    return data
+
+
+def _template_source(artifact: Artifact, tokenizer_config: dict[str, Any]) -> str | None:
+    """chat_template.jinja, else the (default) chat_template of tokenizer_config.json."""
+    if artifact.has("chat_template.jinja"):
+        return artifact.read("chat_template.jinja").decode()
+    source = tokenizer_config.get("chat_template")
+    if isinstance(source, list):
+        named = {item.get("name"): item.get("template") for item in source}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
