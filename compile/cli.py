@@ -17,6 +17,7 @@ from emberd.daemon.errors import EmberdError
 COMMANDS = {
     "inspect": ("emberd.compile.inspect", "describe a checkpoint from its headers"),
     "convert": ("emberd.compile.convert", "turn a checkpoint into ONNX blocks and references"),
+    "build": ("emberd.compile.build", "compile a checkpoint or converted model for a target"),
 }
 
 EXIT_ERROR = 2

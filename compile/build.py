@@ -1,0 +1,83 @@
+"""`emberc build`: a checkpoint or converted model becomes an artifact for a target."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from emberd.compile.convert import convert
+from emberd.compile.converted import MODEL_FILE, ConvertedModel
+from emberd.compile.isa.isa import ISAS, host_isas
+from emberd.compile.package import write_artifact
+from emberd.compile.pipeline import compile_blocks
+from emberd.compile.quantize.recipes import RECIPES
+from emberd.daemon.errors import EmberdError
+from emberd.targets.registry import HOST, UnknownTargetError, find_target
+from tqdm import tqdm
+
+CHUNK_SIZES = [1, 8, 32, 128]
+
+
+def build(
+    source: Path, destination: Path, target: str, recipe: str, dump: Path | None = None
+) -> list[str]:
+    """Build an artifact; returns what the passes did, a line each.
+
+    `target` "host" compiles for the best instruction set of this machine only; a named target for
+    all of its instruction sets. Raises EmberdError; nothing is then left at `destination`.
+    """
+    try:
+        found = find_target(target)
+    except UnknownTargetError as error:
+        raise EmberdError(str(error)) from None
+    isas = host_isas()[:1] if target == HOST else [ISAS[name] for name in found.isas]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = source
+        if not (source / MODEL_FILE).is_file():
+            folder = Path(temporary) / "converted"
+            convert(source, folder, name=source.resolve().name)
+        model = ConvertedModel.load(folder)
+        if model.dimensions.hidden_size % 16:
+            raise EmberdError(
+                f"hidden_size {model.dimensions.hidden_size} is not a multiple of 16, as the "
+                "kernels need"
+            )
+        with tqdm(desc="build", unit=" steps", disable=not sys.stderr.isatty()) as bar:
+
+            def progress(label: str) -> None:
+                bar.set_postfix_str(label)
+                bar.update()
+
+            compiled = compile_blocks(
+                model, RECIPES[recipe], isas[0], CHUNK_SIZES, dump=dump, progress=progress
+            )
+            write_artifact(
+                destination,
+                model,
+                RECIPES[recipe],
+                found.name,
+                isas,
+                compiled,
+                CHUNK_SIZES,
+                progress,
+            )
+    return compiled.report
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="checkpoint folder, or a converted model")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="artifact to write")
+    parser.add_argument("--target", default=HOST, help="target name, or host (this machine)")
+    parser.add_argument("--recipe", choices=RECIPES, default="q4", help="formats of the weights")
+    parser.add_argument("--dump", type=Path, help="write the IR after each phase to this folder")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    lines = build(
+        arguments.source, arguments.output, arguments.target, arguments.recipe, arguments.dump
+    )
+    for line in lines:
+        print(line)
+    print(f"wrote {arguments.output}")

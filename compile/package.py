@@ -1,0 +1,198 @@
+"""Writes the artifact: weights packed by recipe, program, kernel libraries, text files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from emberd.compile.converted import BlockInstance, ConvertedModel
+from emberd.compile.isa.isa import Isa
+from emberd.compile.pipeline import CACHE_DTYPES, CompiledBlocks, build_library
+from emberd.compile.program import ProgramBuilder, weight_key
+from emberd.compile.quantize.formats import FORMATS, expert_bytes, pack_expert
+from emberd.compile.quantize.recipes import Recipe
+from emberd.daemon.artifact import EXPERTS, WEIGHTS, ArtifactWriter, HashingFile, ModelDescription
+
+PAGE = 4096
+ALIGNMENT = 64
+_ROWS_AT_ONCE = 4096  # of a matrix while it is packed: bounds memory
+TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A weight as weights.bin holds it."""
+
+    key: str
+    instance: BlockInstance
+    name: str
+    offset: int
+    format: str
+
+
+def write_artifact(
+    destination: Path,
+    model: ConvertedModel,
+    recipe: Recipe,
+    target: str,
+    isas: list[Isa],
+    compiled: CompiledBlocks,
+    chunks: list[int],
+    progress: Callable[[str], None] = lambda _label: None,
+) -> None:
+    """Write the artifact of `model` at `destination`, complete or not at all.
+
+    Raises EmberdError when a weight cannot be packed or a file cannot be written.
+    """
+    dimensions = model.dimensions
+    description = ModelDescription(
+        name=model.name,
+        architecture=model.architecture,
+        vocab_size=dimensions.vocab_size,
+        hidden_size=dimensions.hidden_size,
+        layers=dimensions.layers,
+        max_context=dimensions.max_context,
+        stop_tokens=model.stop_tokens,
+        recipe=recipe.name,
+        details=_details(model, recipe),
+    )
+    constants = {
+        key: array for block in compiled.programs.values() for key, array in block.constants.items()
+    }
+    placed = _place_weights(model, recipe)
+    constant_offsets, _end = _place_constants(constants, placed, model)
+    layers = [i for i, instance in enumerate(model.stack) if instance.block == "moe"]
+    experts = dimensions.moe.experts
+    builder = ProgramBuilder(
+        model,
+        cache_dtype=CACHE_DTYPES[recipe.name],
+        weight_offsets={item.key: item.offset for item in placed} | constant_offsets,
+        first_expert={position: index * experts for index, position in enumerate(layers)},
+        slots=len(layers) * experts,
+    )
+    program = builder.build(compiled.programs, chunks)
+    with ArtifactWriter(destination, description, target=target) as writer:
+        writer.write_program(program)
+        for isa in isas:
+            progress(f"kernels for {isa.name}")
+            writer.add_kernels(isa.name, isa.cpu_features, build_library(compiled.kernels, isa))
+        with writer.open_file(WEIGHTS) as file:
+            _write_weights(file, model, placed, constants, constant_offsets, progress)
+        with writer.open_file(EXPERTS) as file:
+            for position in layers:
+                progress(f"experts of layer {model.stack[position].layer}")
+                for blob in _experts(model, model.stack[position], recipe):
+                    file.write(blob)
+        for name in TEXT_FILES:
+            if (model.folder / name).is_file():
+                writer.write_file(name, (model.folder / name).read_bytes())
+
+
+def _details(model: ConvertedModel, recipe: Recipe) -> dict[str, Any]:
+    moe = model.dimensions.moe
+    return {
+        "experts": moe.experts,
+        "experts_per_token": moe.top_k,
+        "expert_bytes": expert_bytes(
+            FORMATS[recipe.format_of("moe", "experts_down")],
+            model.dimensions.hidden_size,
+            moe.intermediate_size,
+        ),
+        "parameters": sum(
+            math.prod(reference.shape)
+            for instance in model.stack
+            for name, reference in instance.weights.items()
+            if not (model.tied_embeddings and name == "lm_head")
+        ),
+    }
+
+
+def _place_weights(model: ConvertedModel, recipe: Recipe) -> list[_Placed]:
+    """Offsets in weights.bin; a weight that is used twice (tied embeddings) is stored once."""
+    placed: list[_Placed] = []
+    known: dict[Any, int] = {}
+    offset = 0
+    for instance in model.stack:
+        for name, reference in instance.weights.items():
+            if name in ("experts_gate_up", "experts_down"):
+                continue
+            packing = recipe.format_of(instance.block, name)
+            identity = (reference.pieces, packing)
+            if identity not in known:
+                known[identity] = offset
+                offset += _aligned(_packed_bytes(packing, reference.shape))
+            key = weight_key(instance, name)
+            placed.append(_Placed(key, instance, name, known[identity], packing))
+    return placed
+
+
+def _place_constants(
+    constants: dict[str, np.ndarray], placed: list[_Placed], model: ConvertedModel
+) -> tuple[dict[str, int], int]:
+    last = max(placed, key=lambda item: item.offset)
+    shape = last.instance.weights[last.name].shape
+    end = last.offset + _aligned(_packed_bytes(last.format, shape))
+    offsets = {}
+    for key in sorted(constants):
+        offsets[key] = end
+        end += _aligned(constants[key].nbytes)
+    return offsets, end
+
+
+def _write_weights(
+    file: HashingFile,
+    model: ConvertedModel,
+    placed: list[_Placed],
+    constants: dict[str, np.ndarray],
+    constant_offsets: dict[str, int],
+    progress: Callable[[str], None],
+) -> None:
+    for item in placed:
+        if item.offset < file.size:
+            continue  # stored already: tied
+        progress(item.key)
+        reference = item.instance.weights[item.name]
+        for rows in _row_blocks(reference.shape):
+            values = model.read_weight(reference, rows=rows)
+            matrix = values if values.ndim == 2 else values.reshape(len(values), -1)
+            file.write(FORMATS[item.format].pack(matrix))
+        file.write(bytes(_aligned(file.size) - file.size))
+    for key in sorted(constants):
+        assert file.size == constant_offsets[key]
+        file.write(np.ascontiguousarray(constants[key]).view(np.uint8))
+        file.write(bytes(_aligned(file.size) - file.size))
+    file.write(bytes(-file.size % PAGE))
+
+
+def _experts(
+    model: ConvertedModel, instance: BlockInstance, recipe: Recipe
+) -> Iterator[np.ndarray]:
+    gate_up, down = instance.weights["experts_gate_up"], instance.weights["experts_down"]
+    packing = FORMATS[recipe.format_of("moe", "experts_down")]
+    for expert in range(model.dimensions.moe.experts):
+        yield pack_expert(
+            packing, model.read_expert(gate_up, expert), model.read_expert(down, expert)
+        )
+
+
+def _row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
+    for start in range(0, shape[0], _ROWS_AT_ONCE):
+        yield slice(start, min(start + _ROWS_AT_ONCE, shape[0]))
+
+
+def _packed_bytes(packing: str, shape: tuple[int, ...]) -> int:
+    columns = math.prod(shape[1:])
+    return FORMATS[packing].packed_bytes(shape[0], columns)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,292 @@
+"""Our operators become calls of TIR kernels, with their scratch memory as further outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from emberd.compile.isa.isa import Isa
+from emberd.compile.kernels.cached_attention import cached_attention, cached_attention_scratch
+from emberd.compile.kernels.causal_convolution import causal_convolution
+from emberd.compile.kernels.embedding import embedding
+from emberd.compile.kernels.gated_activation import gated_activation
+from emberd.compile.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_scratch
+from emberd.compile.kernels.linear import linear, linear_scratch
+from emberd.compile.kernels.moe import moe, moe_scratch
+from emberd.compile.kernels.rms_norm import rms_norm
+from emberd.compile.kernels.rotary_embedding import rotary_embedding
+from emberd.compile.kernels.router import router, router_scratch
+from emberd.compile.passes import operators
+from emberd.compile.passes.operators import OperatorCall, static_shape
+from tvm import relax, tirx
+from tvm.script import tirx as T  # noqa: N812
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder.tirx import prim_func
+
+Builder = Callable[[Isa], tirx.PrimFunc]
+ACQUIRE_EXPERTS = "acquire_experts"
+
+
+class KernelLibrary:
+    """The kernels that programs call, by symbol; the same for every instruction set."""
+
+    def __init__(self) -> None:
+        self.builders: dict[str, Builder] = {}
+
+    def build(self, isa: Isa) -> list[tirx.PrimFunc]:
+        """All kernels for `isa`, in order of their symbols."""
+        return [self.builders[symbol](isa) for symbol in sorted(self.builders)]
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """How one operator call is carried out: indices of in-place arguments, and scratch tensors."""
+
+    build: Builder
+    in_place: tuple[int, ...] = ()
+    scratch: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
+def lower_kernels(isa: Isa, library: KernelLibrary) -> tvm.transform.Pass:
+    """Lower every operator of a block; the kernels it needs are added to `library`.
+
+    `isa` only gives the IR its bodies: signatures and scratch are the same for all.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="lower_kernels")  # type: ignore[untyped-decorator]
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        lowering = _Lowering(module, isa, library)
+        lowered = lowering.visit_expr(module["main"])
+        lowering.builder_.update_func(module.get_global_var("main"), lowered)
+        return lowering.builder_.get()
+
+    return run
+
+
+@relax.expr_functor.mutator
+class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
+    def __init__(self, module: tvm.IRModule, isa: Isa, library: KernelLibrary) -> None:
+        super().__init__(module)
+        self._isa, self._library = isa, library
+        self._variables: dict[str, relax.GlobalVar] = {}
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        parsed = operators.parse(call)
+        if parsed is None:
+            return call
+        if parsed.name == "moe":
+            self._acquire(parsed)
+        arguments, result = _flatten_rows(self.builder_, parsed)
+        kernel = _LOWERINGS[parsed.name](parsed)
+        outputs = list(result.fields) if isinstance(result, relax.TupleType) else [result]
+        # A kernel's results are its own outputs first; the operator lists states last.
+        states = len(kernel.in_place)
+        own, updated = outputs[: len(outputs) - states], outputs[len(outputs) - states :]
+        scratch = [operators.tensor(shape, dtype) for dtype, shape in kernel.scratch]
+        types = [*updated, *own, *scratch]
+        variable = self._variable(kernel.build)
+        if states:
+            indices = [*kernel.in_place, *[-1] * (len(own) + len(scratch))]
+            lowered = relax.op.call_tir_inplace(variable, arguments, indices, types)
+        else:
+            lowered = relax.call_tir(variable, relax.Tuple(arguments), types)
+        if len(types) == 1:
+            return _restore_rows(self.builder_, lowered, parsed)
+        emitted = self.builder_.emit(lowered)
+        picked = [relax.TupleGetItem(emitted, states + i) for i in range(len(own))]
+        picked += [relax.TupleGetItem(emitted, i) for i in range(states)]
+        return picked[0] if len(picked) == 1 else relax.Tuple(picked)
+
+    def _acquire(self, parsed: OperatorCall) -> None:
+        """Between router and experts the core makes the chosen experts resident."""
+        _x, ids, weights, table, bank = parsed.tensors
+        variable = self._variable(lambda _isa: _acquire_experts(ids, table, bank))
+        call = relax.op.call_tir_inplace(variable, [ids, table, bank], [0], [ids.ty])
+        parsed.tensors[1] = self.builder_.emit(call)
+
+    def _variable(self, build: Builder) -> relax.GlobalVar:
+        function = build(self._isa)
+        symbol = str(function.attrs["global_symbol"])
+        if symbol not in self._variables:
+            self._variables[symbol] = self.builder_.add_func(function, symbol)
+            if not symbol.startswith(ACQUIRE_EXPERTS):
+                self._library.builders.setdefault(symbol, build)
+        return self._variables[symbol]
+
+
+def _acquire_experts(ids: relax.Expr, table: relax.Expr, bank: relax.Expr) -> tirx.PrimFunc:
+    """Stands for the core's step in the IR: it keeps ids, table and bank alive and ordered."""
+    tokens, top_k = static_shape(ids)
+    with IRBuilder() as builder, prim_func(s_tir=True):
+        name = f"{ACQUIRE_EXPERTS}_{tokens}_{top_k}"
+        T.func_name(name)
+        T.func_attr({"global_symbol": name})
+        chosen = T.arg("ids", T.buffer((tokens, top_k), "int32"))
+        T.arg("expert_table", T.buffer(static_shape(table), "int32"))
+        slots = tirx.Var("slots", "int64")
+        T.arg("bank", T.buffer((slots, int(bank.ty.shape[1])), "uint8"))
+        with T.sblock("root"), T.serial(0, 1):
+            T.buffer_store(chosen, chosen[0, 0], [0, 0])
+    return builder.get()
+
+
+def _tokens(parsed: OperatorCall) -> tuple[int, int | None]:
+    """Rows of the first tensor, and how a kernel is told: 1, or None for any number."""
+    rows = static_shape(parsed.tensors[0])[0]
+    return rows, 1 if rows == 1 else None
+
+
+def _flatten_rows(
+    builder: relax.BlockBuilder, parsed: OperatorCall
+) -> tuple[list[relax.Expr], relax.Type]:
+    """Norms and activations work on rows, whatever the dimensions before the last."""
+    if parsed.name not in ("rms_norm", "gated_activation") or len(parsed.result.shape) == 2:
+        return parsed.tensors, parsed.result
+    rows, columns = _rows(parsed)
+    tensors = [
+        tensor
+        if len(tensor.ty.shape) == 1
+        else builder.emit(relax.op.reshape(tensor, (rows, columns)))
+        for tensor in parsed.tensors
+    ]
+    return tensors, operators.tensor([rows, columns])
+
+
+def _restore_rows(
+    builder: relax.BlockBuilder, lowered: relax.Expr, parsed: OperatorCall
+) -> relax.Expr:
+    if parsed.name not in ("rms_norm", "gated_activation") or len(parsed.result.shape) == 2:
+        return lowered
+    return relax.op.reshape(builder.emit(lowered), parsed.result.shape)
+
+
+def _rows(parsed: OperatorCall) -> tuple[int, int]:
+    shape = [int(size) for size in parsed.result.shape]
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    return rows, shape[-1]
+
+
+def _lower_linear(parsed: OperatorCall) -> _Kernel:
+    rows, tokens = _tokens(parsed)
+    name, n, k = parsed.scalars
+    static: dict[str, Any] = {"format": name, "n": n, "k": k}
+    residual = len(parsed.tensors) == 3
+    return _Kernel(
+        lambda isa: linear(isa, **static, residual=residual, tokens=tokens),
+        scratch=tuple(linear_scratch(rows, **static)),
+    )
+
+
+def _lower_embedding(parsed: OperatorCall) -> _Kernel:
+    _rows, tokens = _tokens(parsed)
+    name, vocabulary, hidden = parsed.scalars
+    static: dict[str, Any] = {"format": name, "vocabulary": vocabulary, "hidden": hidden}
+    return _Kernel(lambda isa: embedding(isa, **static, tokens=tokens))
+
+
+def _lower_router(parsed: OperatorCall) -> _Kernel:
+    rows, tokens = _tokens(parsed)
+    experts, hidden = static_shape(parsed.tensors[1])
+    static: dict[str, Any] = {"hidden": hidden, "experts": experts, "top_k": parsed.scalars[0]}
+    return _Kernel(
+        lambda isa: router(isa, **static, tokens=tokens),
+        scratch=tuple(router_scratch(rows, **static)),
+    )
+
+
+def _lower_moe(parsed: OperatorCall) -> _Kernel:
+    rows, tokens = _tokens(parsed)
+    name, hidden, intermediate, experts = parsed.scalars
+    static: dict[str, Any] = {
+        "format": name,
+        "hidden": hidden,
+        "intermediate": intermediate,
+        "experts": experts,
+        "top_k": static_shape(parsed.tensors[1])[1],
+    }
+    return _Kernel(
+        lambda isa: moe(isa, **static, tokens=tokens), scratch=tuple(moe_scratch(rows, **static))
+    )
+
+
+def _lower_rms_norm(parsed: OperatorCall) -> _Kernel:
+    rows, columns = _rows(parsed)
+    eps, zero_centred = parsed.scalars
+    static: dict[str, Any] = {
+        "columns": columns,
+        "eps": float(eps),
+        "zero_centred": bool(zero_centred),
+        "gated": len(parsed.tensors) == 3,
+    }
+    return _Kernel(lambda isa: rms_norm(isa, **static, rows=1 if rows == 1 else None))
+
+
+def _lower_gated_activation(parsed: OperatorCall) -> _Kernel:
+    rows, columns = _rows(parsed)
+    static: dict[str, Any] = {"kind": parsed.scalars[0], "columns": columns}
+    return _Kernel(lambda isa: gated_activation(isa, **static, tokens=1 if rows == 1 else None))
+
+
+def _lower_causal_convolution(parsed: OperatorCall) -> _Kernel:
+    _rows, tokens = _tokens(parsed)
+    channels, kernel_size = static_shape(parsed.tensors[1])
+    static: dict[str, Any] = {"channels": channels, "kernel_size": kernel_size}
+    return _Kernel(lambda isa: causal_convolution(isa, **static, tokens=tokens), in_place=(2,))
+
+
+def _lower_gated_delta_rule(parsed: OperatorCall) -> _Kernel:
+    rows, tokens = _tokens(parsed)
+    names = ("key_heads", "value_heads", "key_dim", "value_dim")
+    static: dict[str, Any] = dict(zip(names, parsed.scalars, strict=True))
+    return _Kernel(
+        lambda isa: gated_delta_rule(isa, **static, tokens=tokens),
+        in_place=(5,),
+        scratch=tuple(gated_delta_rule_scratch(rows, **static)),
+    )
+
+
+def _lower_rotary_embedding(parsed: OperatorCall) -> _Kernel:
+    _rows, tokens = _tokens(parsed)
+    _count, heads, head_dim = static_shape(parsed.tensors[0])
+    static: dict[str, Any] = {
+        "heads": heads,
+        "head_dim": head_dim,
+        "rotary_dim": parsed.scalars[0],
+    }
+    return _Kernel(lambda isa: rotary_embedding(isa, **static, tokens=tokens))
+
+
+def _lower_cached_attention(parsed: OperatorCall) -> _Kernel:
+    rows, tokens = _tokens(parsed)
+    _count, query_heads, head_dim = static_shape(parsed.tensors[0])
+    cache = parsed.tensors[4].ty
+    static: dict[str, Any] = {
+        "query_heads": query_heads,
+        "kv_heads": int(cache.shape[1]),
+        "head_dim": head_dim,
+        "cache_dtype": "f16" if str(cache.dtype) == "float16" else "f32",
+    }
+    return _Kernel(
+        lambda isa: cached_attention(isa, **static, tokens=tokens),
+        in_place=(4, 5),
+        scratch=tuple(cached_attention_scratch(rows, **static)),
+    )
+
+
+_LOWERINGS: dict[str, Callable[[OperatorCall], _Kernel]] = {
+    "linear": _lower_linear,
+    "embedding": _lower_embedding,
+    "router": _lower_router,
+    "moe": _lower_moe,
+    "rms_norm": _lower_rms_norm,
+    "gated_activation": _lower_gated_activation,
+    "causal_convolution": _lower_causal_convolution,
+    "gated_delta_rule": _lower_gated_delta_rule,
+    "rotary_embedding": _lower_rotary_embedding,
+    "cached_attention": _lower_cached_attention,
+}

@@ -1,0 +1,124 @@
+"""What the passes share: pattern building blocks, and a rewrite as a reporting module pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tvm
+from emberd.compile.passes import operators
+from tvm import relax
+from tvm.ir.expr import GenericConst
+from tvm.relax.dpl import DFPattern, is_op, rewrite_call, wildcard
+from tvm.relax.dpl.pattern import ExternFuncPattern
+
+Matches = dict[DFPattern, relax.Expr]
+Rewriter = Callable[[relax.Expr, Matches], relax.Expr | None]
+
+_REPORT = "emberd.report"
+
+
+def note(module: tvm.IRModule, line: str) -> tvm.IRModule:
+    """Append a line to the module's report: what a pass did, for people."""
+    return module.with_attr(_REPORT, [*report(module), line])
+
+
+def report(module: tvm.IRModule) -> list[str]:
+    """The lines that passes noted so far."""
+    if module.attrs is None or _REPORT not in module.attrs:
+        return []
+    return [str(line) for line in module.attrs[_REPORT]]
+
+
+def pattern_pass(
+    name: str, pattern: DFPattern, rewriter: Rewriter, describe: str
+) -> tvm.transform.Pass:
+    """A module pass that rewrites every match of `pattern` in `main`, notes how many there were.
+
+    `rewriter` gets the matched expression and what each sub-pattern matched; it returns the
+    replacement, or None to leave this match alone.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name=name)  # type: ignore[untyped-decorator]
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        count = 0
+
+        def counted(matched: relax.Expr, matches: Matches) -> relax.Expr:
+            nonlocal count
+            replacement = rewriter(matched, matches)
+            if replacement is None:
+                return matched
+            count += 1
+            return replacement
+
+        module = module.clone()
+        module["main"] = rewrite_call(pattern, counted, module["main"])
+        module = relax.transform.DeadCodeElimination()(module)
+        return note(module, f"{name}: {count} x {describe}") if count else module
+
+    return run
+
+
+def commutative(operator: str, left: DFPattern, right: DFPattern) -> DFPattern:
+    """`operator(left, right)` in either order."""
+    return is_op(operator)(left, right) | is_op(operator)(right, left)
+
+
+def multiply(left: DFPattern, right: DFPattern) -> DFPattern:
+    return commutative("relax.multiply", left, right)
+
+
+def add(left: DFPattern, right: DFPattern) -> DFPattern:
+    return commutative("relax.add", left, right)
+
+
+def linear(x: DFPattern, weight: DFPattern) -> DFPattern:
+    """x f32[.., K] times the transpose of weight f32[N, K]."""
+    return is_op("relax.matmul")(x, is_op("relax.permute_dims")(weight))
+
+
+def silu(x: DFPattern) -> DFPattern:
+    return multiply(x, is_op("relax.sigmoid")(x))
+
+
+def operator(name: str, *arguments: DFPattern) -> DFPattern:
+    """A call of one of our operators; give a wildcard for each scalar too."""
+    return is_op("relax.call_pure_packed")(ExternFuncPattern(operators.PREFIX + name), *arguments)
+
+
+def constant_value(expression: relax.Expr) -> float | None:
+    """The value of a scalar constant, else None."""
+    if isinstance(expression, GenericConst) and expression.value.numpy().size == 1:
+        return float(expression.value.numpy().reshape(()))
+    return None
+
+
+def resolve(function: relax.Function) -> Callable[[relax.Expr], relax.Expr]:
+    """A look-up from a variable to the expression bound to it (itself when it is a parameter)."""
+    bound = {
+        binding.var: binding.value for block in function.body.blocks for binding in block.bindings
+    }
+
+    def look_up(expression: relax.Expr) -> relax.Expr:
+        while isinstance(expression, relax.Var) and expression in bound:
+            expression = bound[expression]
+        return expression
+
+    return look_up
+
+
+__all__ = [
+    "Matches",
+    "add",
+    "commutative",
+    "constant_value",
+    "is_op",
+    "linear",
+    "multiply",
+    "note",
+    "operator",
+    "pattern_pass",
+    "report",
+    "resolve",
+    "silu",
+    "wildcard",
+]

@@ -1,0 +1,337 @@
+"""From planned Relax functions, one a block kind and chunk size, to the program of a whole model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import tvm
+from emberd.compile.converted import BlockInstance, ConvertedModel
+from emberd.compile.passes.lower_kernels import ACQUIRE_EXPERTS
+from emberd.compile.passes.quantise import BANK, EXPERT_TABLE
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.program import Buffer, Program, Section, Sequence, Step, StepKind
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+ALIGNMENT = 64
+ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4, "int64": 8, "int8": 1, "uint8": 1}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a planned function: which storage it lies in, where, and its type.
+
+    `storage`: a parameter's name, the number of a planned storage, or "output".
+    """
+
+    storage: str | int
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BlockProgram:
+    """A block kind for a number of tokens: a flat list of calls over planned storages.
+
+    `calls`: (symbol, arguments); `storages`: bytes of each planned storage; `constants`: tensors
+    that the calls read, by storage name.
+    """
+
+    calls: list[tuple[str, list[Tensor]]]
+    storages: list[int]
+    constants: dict[str, np.ndarray]
+
+
+def extract(function: relax.Function, symbols: Mapping[str, str]) -> BlockProgram:
+    """Read the list of kernel calls off a function that `plan_memory` has left.
+
+    `symbols` maps names of functions in the module to kernel symbols where they differ.
+
+    Raises EmberdError for anything in it that is not a call over planned memory.
+    """
+    return _Extractor(function, symbols).result
+
+
+class _Extractor:
+    def __init__(self, function: relax.Function, symbols: Mapping[str, str]) -> None:
+        self._symbols = symbols
+        self._values: dict[relax.Var, object] = {}
+        self._outputs = _returned(function)
+        self.result = BlockProgram([], [], {})
+        for parameter in function.params:
+            shape = tuple(
+                int(size) if isinstance(size, tvm.tirx.IntImm) else -1
+                for size in parameter.ty.shape
+            )
+            dtype = str(parameter.ty.dtype)
+            self._values[parameter] = Tensor(parameter.name, 0, dtype, shape)
+        for block in function.body.blocks:
+            for binding in block.bindings:
+                self._values[binding.var] = self._bind(binding.var, binding.value)
+
+    def _bind(self, variable: relax.Var, value: relax.Expr) -> object:
+        if isinstance(value, relax.Tuple):
+            return [self._value(item) for item in value.fields]
+        if isinstance(value, relax.TupleGetItem):
+            fields = self._value(value.tuple_value)
+            assert isinstance(fields, list)
+            return fields[value.index]
+        if isinstance(value, relax.Call):
+            return self._call(variable, value)
+        return self._value(value)
+
+    def _call(self, variable: relax.Var, call: relax.Call) -> object:
+        if isinstance(call.op, relax.GlobalVar):
+            arguments = [self._tensor(argument) for argument in call.args]
+            name = str(call.op.name_hint)
+            self.result.calls.append((self._symbols.get(name, name), arguments))
+            return None
+        name = str(getattr(call.op, "name", call.op))
+        if name == "relax.memory.alloc_storage":
+            self.result.storages.append(int(call.args[0].values[0]))
+            return len(self.result.storages) - 1
+        if name == "relax.memory.alloc_tensor":
+            storage = self._value(call.args[0])
+            assert isinstance(storage, int)
+            offset = int(call.args[1].value)
+            return Tensor(storage, offset, *_type(variable))
+        if name == "relax.builtin.alloc_tensor":
+            dtype, shape = _type(variable)
+            if variable in self._outputs:
+                return Tensor("output", 0, dtype, shape)
+            self.result.storages.append(math.prod(shape) * ITEM_BYTES[dtype])
+            return Tensor(len(self.result.storages) - 1, 0, dtype, shape)
+        if name == "relax.reshape":
+            source = self._tensor(call.args[0])
+            return Tensor(source.storage, source.offset, *_type(variable))
+        raise EmberdError(f"the compiler left an operator without a kernel: {name}")
+
+    def _value(self, expression: relax.Expr) -> object:
+        if isinstance(expression, relax.Var):
+            return self._values[expression]
+        if isinstance(expression, GenericConst):
+            return self._constant(expression.value.numpy())
+        raise EmberdError(f"the compiler left an expression without a place: {expression}")
+
+    def _tensor(self, expression: relax.Expr) -> Tensor:
+        value = self._value(expression)
+        assert isinstance(value, Tensor)
+        return value
+
+    def _constant(self, array: np.ndarray) -> Tensor:
+        name = f"constant.{array.dtype}.{'x'.join(map(str, array.shape))}.{array.tobytes().hex()}"
+        self.result.constants[name] = array
+        return Tensor(name, 0, str(array.dtype), tuple(array.shape) or (1,))
+
+
+def _type(variable: relax.Var) -> tuple[str, tuple[int, ...]]:
+    return str(variable.ty.dtype), tuple(int(size) for size in variable.ty.shape)
+
+
+def _returned(function: relax.Function) -> set[relax.Var]:
+    """Variables whose memory the function hands out, seen through tuples and reshapes."""
+    bound = {
+        binding.var: binding.value for block in function.body.blocks for binding in block.bindings
+    }
+    found: set[relax.Var] = set()
+    pending = [function.body.body]
+    while pending:
+        expression = pending.pop()
+        if isinstance(expression, relax.Tuple):
+            pending += list(expression.fields)
+        elif isinstance(expression, relax.Var):
+            found.add(expression)
+            value = bound.get(expression)
+            if isinstance(value, relax.Var | relax.Tuple):
+                pending.append(value)
+            elif isinstance(value, relax.TupleGetItem):
+                source = bound.get(value.tuple_value)
+                if isinstance(source, relax.Tuple):
+                    pending.append(source.fields[value.index])
+            elif isinstance(value, relax.Call) and str(value.op).endswith("reshape"):
+                pending.append(value.args[0])
+    return found
+
+
+@dataclass
+class ProgramBuilder:
+    """Unrolls block programs over a model's stack.
+
+    `weight_offsets`: where `package` put each weight, by key (see `weight_key`), in weights.bin;
+    `first_expert`: index in the bank of each layer's expert 0; `slots`: blobs in experts.bin.
+    """
+
+    model: ConvertedModel
+    cache_dtype: str
+    weight_offsets: dict[str, int]
+    first_expert: dict[int, int]
+    slots: int
+    _buffers: dict[Buffer, int] = field(default_factory=dict)
+    _symbols: dict[str, int] = field(default_factory=dict)
+    _scratch_bytes: int = 0
+    _state_bytes: int = 0
+    _kv_bytes: int = 0
+    _states: dict[str, Buffer] = field(default_factory=dict)
+
+    def build(self, blocks: dict[tuple[str, int], BlockProgram], chunks: list[int]) -> Program:
+        """`blocks`: every block kind of the model for every chunk size in `chunks`."""
+        sequences = []
+        hidden_bytes = _aligned(chunks[-1] * self.model.dimensions.hidden_size * 4)
+        for tokens in chunks:
+            body = self._body(blocks, tokens, hidden_bytes)
+            head = len(self.model.stack) - 1
+            parity = (head - 1) % 2
+            for role, rows in (("logits_last", 1), ("logits_all", tokens)):
+                row = (tokens - rows) * self.model.dimensions.hidden_size * 4
+                source = self._hidden(parity, rows, hidden_bytes, row)
+                steps = self._steps(head, blocks["head", rows], source, None, 2 * hidden_bytes)
+                sequences.append(Sequence(tokens, role, tuple(steps)))
+            sequences.append(Sequence(tokens, "body", tuple(body)))
+        vocab, largest = self.model.dimensions.vocab_size, chunks[-1]
+        tables = np.concatenate(
+            [
+                np.arange(self.model.dimensions.moe.experts, dtype=np.int32) + first
+                for first in self.first_expert.values()
+            ]
+        )
+        return Program(
+            symbols=tuple(self._symbols),
+            chunk_sizes=tuple(chunks),
+            buffers=tuple(self._buffers),
+            section_bytes={
+                "scratch": self._scratch_bytes,
+                "state": self._state_bytes,
+                "kv_per_token": self._kv_bytes,
+                "logits": largest * vocab * 4,
+                "tokens": largest * 4,
+                "positions": largest * 4,
+            },
+            tables=self._padded_tables(tables),
+            sequences=tuple(sequences),
+        )
+
+    def _padded_tables(self, tables: np.ndarray) -> bytes:
+        experts = self.model.dimensions.moe.experts
+        stride = _aligned(experts * 4) // 4
+        padded = np.zeros((len(self.first_expert), stride), np.int32)
+        padded[:, :experts] = tables.reshape(-1, experts)
+        return padded.tobytes()
+
+    def _body(
+        self, blocks: dict[tuple[str, int], BlockProgram], tokens: int, hidden_bytes: int
+    ) -> list[Step]:
+        steps: list[Step] = []
+        for position, instance in enumerate(self.model.stack[:-1]):
+            source = self._hidden((position - 1) % 2, tokens, hidden_bytes, 0)
+            target = self._hidden(position % 2, tokens, hidden_bytes, 0)
+            block = blocks[instance.block, tokens]
+            steps += self._steps(position, block, source, target, 2 * hidden_bytes)
+        return steps
+
+    def _hidden(self, parity: int, tokens: int, hidden_bytes: int, offset: int) -> Buffer:
+        """Blocks read one of two hidden-state buffers and write the other."""
+        shape = (tokens, self.model.dimensions.hidden_size)
+        return Buffer(Section.SCRATCH, "float32", shape, parity * hidden_bytes + offset)
+
+    def _steps(
+        self,
+        position: int,
+        block: BlockProgram,
+        source: Buffer,
+        target: Buffer | None,
+        scratch_start: int,
+    ) -> list[Step]:
+        instance = self.model.stack[position]
+        starts, end = [], scratch_start
+        for size in block.storages:
+            starts.append(end)
+            end += _aligned(size)
+        self._scratch_bytes = max(self._scratch_bytes, end)
+        steps = []
+        for symbol, arguments in block.calls:
+            ids = [
+                self._place(position, instance, tensor, starts, source, target)
+                for tensor in arguments
+            ]
+            if symbol.startswith(ACQUIRE_EXPERTS):
+                layer = instance.layer
+                assert layer is not None
+                steps.append(Step(StepKind.ACQUIRE_EXPERTS, layer, tuple(ids)))
+            else:
+                number = self._symbols.setdefault(symbol, len(self._symbols))
+                steps.append(Step(StepKind.CALL, number, tuple(ids)))
+        return steps
+
+    def _place(
+        self,
+        position: int,
+        instance: BlockInstance,
+        tensor: Tensor,
+        starts: list[int],
+        source: Buffer,
+        target: Buffer | None,
+    ) -> int:
+        buffer = self._buffer(position, instance, tensor, starts, source, target)
+        return self._buffers.setdefault(buffer, len(self._buffers))
+
+    def _buffer(
+        self,
+        position: int,
+        instance: BlockInstance,
+        tensor: Tensor,
+        starts: list[int],
+        source: Buffer,
+        target: Buffer | None,
+    ) -> Buffer:
+        dtype, shape, name = tensor.dtype, tensor.shape, tensor.storage
+        if isinstance(name, int):
+            return Buffer(Section.SCRATCH, dtype, shape, starts[name] + tensor.offset)
+        if name == "output":
+            if target is None:
+                return Buffer(Section.LOGITS, dtype, shape, 0)
+            return Buffer(Section.SCRATCH, dtype, shape, target.offset)
+        if name == "hidden":
+            return Buffer(Section.SCRATCH, dtype, shape, source.offset)
+        if name == "tokens":
+            return Buffer(Section.TOKENS, dtype, shape, 0)
+        if name == "positions":
+            return Buffer(Section.POSITIONS, dtype, shape, 0)
+        if name in ("conv_state", "recurrent_state"):
+            return self._state(f"{position}.{name}", dtype, shape)
+        if name in ("key_cache", "value_cache"):
+            return self._cache(f"{position}.{name}", dtype, shape)
+        if name == EXPERT_TABLE:
+            index = list(self.first_expert).index(position)
+            return Buffer(Section.TABLES, dtype, shape, index * _aligned(shape[0] * 4))
+        if name == BANK:
+            return Buffer(Section.EXPERTS, dtype, (self.slots, shape[1]), 0)
+        return Buffer(
+            Section.WEIGHTS, dtype, shape, self.weight_offsets[weight_key(instance, name)]
+        )
+
+    def _state(self, key: str, dtype: str, shape: tuple[int, ...]) -> Buffer:
+        if key not in self._states:
+            self._states[key] = Buffer(Section.STATE, dtype, shape, self._state_bytes)
+            self._state_bytes += _aligned(math.prod(shape) * ITEM_BYTES[dtype])
+        return self._states[key]
+
+    def _cache(self, key: str, dtype: str, shape: tuple[int, ...]) -> Buffer:
+        if key not in self._states:
+            self._states[key] = Buffer(Section.KV, dtype, (-1, *shape[1:]), self._kv_bytes)
+            self._kv_bytes += math.prod(shape[1:]) * ITEM_BYTES[dtype]
+        return self._states[key]
+
+
+def weight_key(instance: BlockInstance, name: str) -> str:
+    """What identifies a weight of the model; constants of a block kind are shared by all layers."""
+    if name.startswith("constant."):
+        return name
+    return f"{instance.block}.{instance.layer}.{name}"
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
