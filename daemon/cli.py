@@ -58,9 +58,9 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _chat(options: argparse.Namespace) -> None:
-    from emberd.daemon import chat
+    from emberd.daemon.chat import talk
 
-    asyncio.run(chat.talk(options.url, options.model, options.system))
+    asyncio.run(talk(options.url, options.model, options.system))
 
 
 if __name__ == "__main__":

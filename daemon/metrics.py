@@ -63,7 +63,7 @@ class Metrics:
             lines += _header(f"emberd_{name}_seconds", text, "histogram")
             lines += histogram.lines(f"emberd_{name}_seconds")
         for name, (text, read) in gauges.items():
-            lines += [*_header(name, text, "gauge"), f"{name} {read():g}"]
+            lines += [*_header(name, text, "gauge"), f"{name} {read()}"]
         return "\n".join(lines) + "\n"
 
 
