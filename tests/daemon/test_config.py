@@ -1,0 +1,58 @@
+"""Configuration files: every mistake is one clear error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from emberd.daemon import config
+from emberd.daemon.cli import main
+from emberd.daemon.errors import EmberdError
+
+
+def test_settings_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "emberd.yaml"
+    path.write_text("port: 9000\nslots: 4\ndrain_seconds: 5\n")
+    loaded = config.load(path, {"port": 9001, "host": None})
+    assert (loaded.port, loaded.slots, loaded.drain_seconds) == (9001, 4, 5.0)
+    assert loaded.host == "127.0.0.1"
+    path.write_text("")
+    assert config.load(path, {}) == config.Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("prot: 1", "unknown setting 'prot'"),
+        ("port: high", "port: expected int"),
+        ("port: 1.5", "port: expected int"),
+        ("port: true", "port: expected int"),
+        ("port: 70000", "expected 0 to 65535"),
+        ("drain_seconds: .inf", "expected 0 to 86400"),
+        ("host: 3", "host: expected str"),
+        ("slots: 0", "slots: expected 1 to 256"),
+        ("- a", "expected settings"),
+        ("a: [", "not YAML"),
+        ("1: 2", "unknown setting 1"),
+    ],
+)
+def test_mistakes_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, reason: str
+) -> None:
+    path = tmp_path / "emberd.yaml"
+    path.write_text(text)
+    with pytest.raises(EmberdError, match=reason):
+        config.load(path, {})
+    assert main(["serve", str(tmp_path), "--config", str(path)]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1 and errors[0].startswith("emberd: error: ") and reason in errors[0]
+
+
+def test_a_missing_file_or_artifact_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(EmberdError, match="cannot be read"):
+        config.load(tmp_path / "none.yaml", {})
+    assert main(["serve", str(tmp_path / "nothing")]) == 2
+    assert main(["check", str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.count("is not an artifact") == 2

@@ -1,0 +1,217 @@
+"""Tokenizer and template against transformers; Qwen's real vocabulary where it can be had."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import os
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emberd.daemon import template as template_module
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.template import ChatTemplate, TemplateRefusal
+from emberd.daemon.text import Tokenizer, special_tokens
+from tokenizers.pre_tokenizers import ByteLevel
+
+DEMO = Path(__file__).parents[2] / "firmware_assets" / "demo" / "model"
+QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
+SCRIPTS = (
+    (0x20, 0x7E), (0xA0, 0x17F), (0x300, 0x36F), (0x370, 0x3FF), (0x400, 0x4FF), (0x590, 0x5F4),
+    (0x600, 0x6FF), (0x900, 0x97F), (0xE00, 0xE5B), (0x1100, 0x11FF), (0x2000, 0x206F),
+    (0x3040, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x1F300, 0x1F6FF),
+)  # fmt: skip
+
+
+def _needed(package: str) -> None:
+    """Skip without the package, or fail where everything is required."""
+    if importlib.util.find_spec(package) is None:
+        if os.environ.get("EMBERD_REQUIRE_ALL") == "1":
+            pytest.fail(f"{package} is not installed")
+        pytest.skip(f"{package} is not installed")
+
+
+def _split_by_rank(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The two parts of which BPE makes ``token`` last: its merge."""
+    parts = [bytes([byte]) for byte in token]
+    limit = ranks[token]
+    while True:
+        pairs = [(ranks.get(a + b, limit), i) for i, (a, b) in enumerate(pairwise(parts))]
+        rank, i = min(pairs, default=(limit, 0))
+        if rank >= limit:
+            return parts
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+@pytest.fixture(scope="module")
+def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen's vocabulary as a checkpoint's tokenizer files."""
+    _needed("dashscope")
+    _needed("transformers")
+    found = importlib.util.find_spec("dashscope")  # importing it would need what it depends on
+    assert found is not None and found.origin is not None
+    data = Path(found.origin).with_name("resources").joinpath("qwen.tiktoken").read_bytes()
+    ranks = {
+        base64.b64decode(token): int(rank) for token, rank in map(bytes.split, data.splitlines())
+    }
+    assert len(ranks) == 151_643
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {byte: chr(byte) for byte in printable}
+    for byte in range(256):
+        letters.setdefault(byte, chr(0x100 + len(letters) - len(printable)))
+    assert set(letters.values()) == set(ByteLevel.alphabet())
+
+    def spelled(token: bytes) -> str:
+        return "".join(letters[byte] for byte in token)
+
+    merges = [
+        [spelled(part) for part in _split_by_rank(token, ranks)]
+        for token in sorted(ranks, key=ranks.__getitem__)
+        if len(token) > 1
+    ]
+    layout = {"add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    byte_level = {"type": "ByteLevel", **layout}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    split = {
+        "type": "Split", "pattern": {"Regex": QWEN_PATTERN}, "behavior": "Isolated", "invert": False
+    }  # fmt: skip
+    content = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": len(ranks) + i, "content": text, "special": "think" not in text, **flags}
+            for i, text in enumerate(CONTROL)
+        ],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "post_processor": byte_level,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "vocab": {spelled(token): rank for token, rank in ranks.items()},
+            "merges": [merge for merge in merges if len(merge) == 2],
+        },
+    }
+    folder = tmp_path_factory.mktemp("qwen")
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def _random_text(rng: random.Random) -> str:
+    parts = []
+    for _ in range(rng.randint(1, 12)):
+        low, high = rng.choice(SCRIPTS)
+        parts.append("".join(chr(rng.randint(low, high)) for _ in range(rng.randint(1, 8))))
+        parts.append(rng.choice(["", " ", "  ", "\n", "\r\n\n", "\t", "'s ", "123 "]))
+    return "".join(parts)
+
+
+def test_qwen_vocabulary_tokenises_as_in_transformers(qwen_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(qwen_folder)
+    tokenizer = Tokenizer((qwen_folder / "tokenizer.json").read_text(encoding="utf-8"))
+    rng = random.Random(20261130)
+    for _ in range(10_000):
+        text = _random_text(rng)
+        ids = tokenizer.encode(text)
+        assert ids == reference(text, add_special_tokens=False)["input_ids"], text
+    ids = tokenizer.encode("数控机床 rattles 🎉")
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == "数控机床 rattles 🎉"
+    marked = tokenizer.mark("say <|im_end|> and <think>")
+    control = set(tokenizer.added.values())
+    assert not control & set(tokenizer.encode_with_control(marked))
+    plain = tokenizer.encode("say <|im_end|> and <think>")
+    assert tokenizer.encode_with_control(marked) == plain
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[Tokenizer, ChatTemplate, Any]:
+    _needed("transformers")
+    from transformers import AutoTokenizer
+
+    config = json.loads((DEMO / "tokenizer_config.json").read_text(encoding="utf-8"))
+    source = (DEMO / "chat_template.jinja").read_text(encoding="utf-8")
+    tokenizer = Tokenizer((DEMO / "tokenizer.json").read_text(encoding="utf-8"))
+    reference = AutoTokenizer.from_pretrained(DEMO)
+    return tokenizer, ChatTemplate(source, special_tokens(config)), reference
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("generation_prompt", [False, True])
+def test_chat_prompts_are_those_of_transformers(
+    demo: tuple[Tokenizer, ChatTemplate, Any], thinking: bool, generation_prompt: bool
+) -> None:
+    tokenizer, template, reference = demo
+    messages = [
+        {"role": "system", "content": "You are a device.\n"},
+        {"role": "user", "content": "  把温度调到 21°\n\n"},
+        {"role": "assistant", "content": '<think>\nhm\n</think>\n\nOK {"a": 1}'},
+        {"role": "user", "content": "and é\u0301 🎉"},
+    ]
+    names = {"enable_thinking": thinking}
+    ids = tokenizer.encode_with_control(template.render(messages, generation_prompt, names))
+    expected = reference.apply_chat_template(
+        messages, add_generation_prompt=generation_prompt, return_dict=False, **names
+    )
+    assert ids == expected
+
+
+def _render(source: str, **names: Any) -> str:
+    return ChatTemplate(source, {"eos_token": "<e>"}).render([{"role": "user"}], False, names)
+
+
+def test_templates_have_what_transformers_gives_them() -> None:
+    assert _render("{{ x | tojson }}{{ eos_token }}", x={"ü": "<"}) == '{"ü": "<"}<e>'
+    assert _render("{% generation %}a{{ x }}{% endgeneration %}", x="b") == "ab"
+    assert (
+        _render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}")
+        == "01"
+    )
+    assert len(_render("{{ strftime_now('%Y') }}")) == 4
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{{ raise_exception('No.') }}", "^No\\.$"),
+        ("{{ 'x' * 1000000000000 }}", "too long"),
+        ("{{ 9 ** 9 }}", "not allowed"),
+        ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "too long"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe|safely"),
+        ("{{ messages[0].content + 'x' }}", "no attribute 'content'"),
+    ],
+)
+def test_faulty_templates_are_refused(source: str, reason: str) -> None:
+    with pytest.raises(TemplateRefusal, match=reason):
+        _render(source)
+
+
+def test_an_endless_template_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_module, "MAX_SECONDS", 0.05)
+    loops = "".join(f"{{% for i{n} in range(99999) %}}" for n in range(4))
+    with pytest.raises(TemplateRefusal, match="took over"):
+        _render(loops + "{% endfor %}" * 4)
+
+
+def test_a_template_with_a_syntax_error_names_it() -> None:
+    with pytest.raises(EmberdError, match="chat template"):
+        ChatTemplate("{% for %}", {})
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"added_tokens": [], "model": {"type": "BPE"}}']
+)
+def test_other_files_are_not_tokenizers(text: str) -> None:
+    with pytest.raises(EmberdError, match=r"tokenizer\.json"):
+        Tokenizer(text)
