@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from emberd.compile.convert import convert
@@ -17,11 +18,16 @@ from emberd.daemon.errors import EmberdError
 from emberd.targets.registry import HOST, UnknownTargetError, find_target
 from tqdm import tqdm
 
-CHUNK_SIZES = [1, 8, 32, 128]
+CHUNK_SIZES = (1, 8, 32, 128)
 
 
 def build(
-    source: Path, destination: Path, target: str, recipe: str, dump: Path | None = None
+    source: Path,
+    destination: Path,
+    target: str,
+    recipe: str,
+    dump: Path | None = None,
+    chunk_sizes: Sequence[int] = CHUNK_SIZES,
 ) -> list[str]:
     """Build an artifact; returns what the passes did, a line each.
 
@@ -51,7 +57,7 @@ def build(
                 bar.update()
 
             compiled = compile_blocks(
-                model, RECIPES[recipe], isas[0], CHUNK_SIZES, dump=dump, progress=progress
+                model, RECIPES[recipe], isas[0], list(chunk_sizes), dump=dump, progress=progress
             )
             write_artifact(
                 destination,
@@ -60,7 +66,7 @@ def build(
                 found.name,
                 isas,
                 compiled,
-                CHUNK_SIZES,
+                list(chunk_sizes),
                 progress,
             )
     return compiled.report

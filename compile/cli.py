@@ -18,6 +18,8 @@ COMMANDS = {
     "inspect": ("emberd.compile.inspect", "describe a checkpoint from its headers"),
     "convert": ("emberd.compile.convert", "turn a checkpoint into ONNX blocks and references"),
     "build": ("emberd.compile.build", "compile a checkpoint or converted model for a target"),
+    "run": ("emberd.compile.run", "feed token ids to an artifact or converted model"),
+    "verify": ("emberd.compile.verify", "compare an artifact with its converted model"),
 }
 
 EXIT_ERROR = 2

@@ -91,7 +91,7 @@ def write_artifact(
             for position in layers:
                 progress(f"experts of layer {model.stack[position].layer}")
                 for blob in _experts(model, model.stack[position], recipe):
-                    file.write(blob)
+                    file.write(blob.data)
         for name in TEXT_FILES:
             if (model.folder / name).is_file():
                 writer.write_file(name, (model.folder / name).read_bytes())
@@ -164,11 +164,11 @@ def _write_weights(
         for rows in _row_blocks(reference.shape):
             values = model.read_weight(reference, rows=rows)
             matrix = values if values.ndim == 2 else values.reshape(len(values), -1)
-            file.write(FORMATS[item.format].pack(matrix))
+            file.write(FORMATS[item.format].pack(matrix).data)
         file.write(bytes(_aligned(file.size) - file.size))
     for key in sorted(constants):
         assert file.size == constant_offsets[key]
-        file.write(np.ascontiguousarray(constants[key]).view(np.uint8))
+        file.write(np.ascontiguousarray(constants[key]).data)
         file.write(bytes(_aligned(file.size) - file.size))
     file.write(bytes(-file.size % PAGE))
 

@@ -14,6 +14,7 @@ import tvm
 from emberd.compile.converted import ConvertedModel
 from emberd.compile.isa.isa import Isa
 from emberd.compile.passes.fuse_gated_activation import fuse_gated_activation
+from emberd.compile.passes.fuse_gated_sum import fuse_gated_sum
 from emberd.compile.passes.fuse_linear import fuse_embedding, fuse_linear
 from emberd.compile.passes.fuse_rms_norm import centre_rms_norm, fuse_rms_norm, gate_rms_norm
 from emberd.compile.passes.fuse_router import fuse_router
@@ -73,6 +74,7 @@ def compile_blocks(
                 moa_fusion(),
                 fuse_router(),
                 fuse_gated_activation(),
+                fuse_gated_sum(),
                 fuse_linear(),
                 fuse_embedding(),
                 quantise(recipe, block),
@@ -101,7 +103,15 @@ def build_library(library: KernelLibrary, isa: Isa) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         objects, output = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
         tvm.tirx.build(module, target=tvm.target.Target(isa.target)).write_to_file(str(objects))
-        command = ["cc", "-shared", "-nostdlib", "-Wl,--build-id=none", "-o", output, objects]
+        command = [
+            "cc",
+            "-shared",
+            "-nostdlib",
+            "-Wl,--build-id=none",
+            "-o",
+            str(output),
+            str(objects),
+        ]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
         except FileNotFoundError:
@@ -121,7 +131,7 @@ def _share_remaining(module: tvm.IRModule, library: KernelLibrary) -> dict[str, 
         name = str(variable.name_hint)
         if not isinstance(function, tirx.PrimFunc) or name in library.builders:
             continue
-        if name.startswith(ACQUIRE_EXPERTS):
+        if ACQUIRE_EXPERTS in name:
             continue
         text = re.sub(rf"\b{re.escape(name)}\b", "kernel", function.script(show_meta=True))
         digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

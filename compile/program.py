@@ -1,4 +1,4 @@
-"""From planned Relax functions, one a block kind and chunk size, to the program of a whole model."""
+"""From planned Relax functions, one a block kind and chunk size, to a whole model's program."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ class ProgramBuilder:
                 self._place(position, instance, tensor, starts, source, target)
                 for tensor in arguments
             ]
-            if symbol.startswith(ACQUIRE_EXPERTS):
+            if ACQUIRE_EXPERTS in symbol:
                 layer = instance.layer
                 assert layer is not None
                 steps.append(Step(StepKind.ACQUIRE_EXPERTS, layer, tuple(ids)))

@@ -13,6 +13,7 @@ from emberd.compile.kernels.causal_convolution import causal_convolution
 from emberd.compile.kernels.embedding import embedding
 from emberd.compile.kernels.gated_activation import gated_activation
 from emberd.compile.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_scratch
+from emberd.compile.kernels.gated_sum import gated_sum
 from emberd.compile.kernels.linear import linear, linear_scratch
 from emberd.compile.kernels.moe import moe, moe_scratch
 from emberd.compile.kernels.rms_norm import rms_norm
@@ -102,7 +103,7 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
 
     def _acquire(self, parsed: OperatorCall) -> None:
         """Between router and experts the core makes the chosen experts resident."""
-        _x, ids, weights, table, bank = parsed.tensors
+        _x, ids, _weights, table, bank = parsed.tensors
         variable = self._variable(lambda _isa: _acquire_experts(ids, table, bank))
         call = relax.op.call_tir_inplace(variable, [ids, table, bank], [0], [ids.ty])
         parsed.tensors[1] = self.builder_.emit(call)
@@ -232,6 +233,12 @@ def _lower_gated_activation(parsed: OperatorCall) -> _Kernel:
     return _Kernel(lambda isa: gated_activation(isa, **static, tokens=1 if rows == 1 else None))
 
 
+def _lower_gated_sum(parsed: OperatorCall) -> _Kernel:
+    _rows, tokens = _tokens(parsed)
+    columns = static_shape(parsed.tensors[1])[1]
+    return _Kernel(lambda isa: gated_sum(isa, columns=columns, tokens=tokens))
+
+
 def _lower_causal_convolution(parsed: OperatorCall) -> _Kernel:
     _rows, tokens = _tokens(parsed)
     channels, kernel_size = static_shape(parsed.tensors[1])
@@ -285,6 +292,7 @@ _LOWERINGS: dict[str, Callable[[OperatorCall], _Kernel]] = {
     "moe": _lower_moe,
     "rms_norm": _lower_rms_norm,
     "gated_activation": _lower_gated_activation,
+    "gated_sum": _lower_gated_sum,
     "causal_convolution": _lower_causal_convolution,
     "gated_delta_rule": _lower_gated_delta_rule,
     "rotary_embedding": _lower_rotary_embedding,

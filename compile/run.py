@@ -1,0 +1,76 @@
+"""`emberc run`: token ids in, logits out, through the core or onnxruntime."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from emberd.compile.converted import MODEL_FILE, ConvertedModel
+from emberd.compile.oracle import Oracle
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.core import LogitsRole, Model
+from emberd.daemon.errors import EmberdError
+
+BACKENDS = ("core", "onnxruntime")
+
+
+def read_tokens(path: Path) -> list[int]:
+    """A JSON list of token ids. Raises EmberdError when the file is anything else."""
+    try:
+        tokens = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EmberdError(f"{path}: not a JSON file of token ids: {error}") from error
+    if not isinstance(tokens, list) or not tokens or any(type(t) is not int for t in tokens):
+        raise EmberdError(f"{path}: expected a JSON list of at least one token id")
+    return tokens
+
+
+def core_logits(artifact: Path, tokens: list[int], threads: int | None = None) -> np.ndarray:
+    """The core's logits f32[T, V] after each token."""
+    model = Model(Artifact.open(artifact), threads)
+    try:
+        with model.open_session(len(tokens)) as session:
+            parts, start = [], 0
+            while start < len(tokens):
+                size = max(size for size in model.chunk_sizes if size <= len(tokens) - start)
+                logits = session.step(tokens[start : start + size], LogitsRole.ALL)
+                assert logits is not None
+                parts.append(np.array(logits.memory(), np.float32).reshape(size, -1))
+                start += size
+            return np.concatenate(parts)
+    finally:
+        model.close()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, help="artifact, or converted model")
+    parser.add_argument("--tokens", type=Path, required=True, help="JSON list of token ids")
+    parser.add_argument("--logits", type=Path, help="write f32[tokens, vocabulary] here as .npy")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, help="core for artifacts, onnxruntime for converted models"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    tokens = read_tokens(arguments.tokens)
+    converted = (arguments.model / MODEL_FILE).is_file()
+    backend = BACKENDS[converted]
+    if arguments.backend not in (None, backend):
+        raise EmberdError(
+            f"{arguments.model} runs on {backend}, not on {arguments.backend}: the core runs "
+            "artifacts, onnxruntime runs converted models"
+        )
+    if converted:
+        logits = Oracle(ConvertedModel.load(arguments.model)).session().step(tokens)
+    else:
+        logits = core_logits(arguments.model, tokens)
+    if arguments.logits is not None:
+        try:
+            with arguments.logits.open("wb") as file:
+                np.save(file, logits)
+        except OSError as error:
+            raise EmberdError(f"cannot write {arguments.logits}: {error.strerror}") from error
+    best = logits[-1].argmax()
+    print(f"{len(tokens)} tokens; most likely next: {best} (logit {logits[-1, best]:.4f})")

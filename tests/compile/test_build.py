@@ -1,0 +1,110 @@
+"""From checkpoint to logits: artifacts against onnxruntime, which is held to transformers'."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import MODELS, TinyModel, write_checkpoint
+from emberd.compile.build import build
+from emberd.compile.cli import main
+from emberd.compile.convert import convert
+from emberd.compile.converted import ConvertedModel
+from emberd.compile.oracle import Oracle
+from emberd.compile.verify import compare
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.core import LogitsRole, Model
+from emberd.daemon.errors import EmberdError
+
+COMPILED = [model for model in MODELS if model.hidden % 16 == 0]
+CHUNKS = (1, 8)
+
+
+def _converted(model: TinyModel, folder: Path) -> Path:
+    write_checkpoint(folder / "checkpoint", model)
+    convert(folder / "checkpoint", folder / "converted", name=model.name)
+    return folder / "converted"
+
+
+def _logits(artifact: Path, tokens: list[int], cuts: list[int]) -> np.ndarray:
+    """f32[T, V] with the prompt cut into the given chunk sizes."""
+    model = Model(Artifact.open(artifact), 2)
+    try:
+        with model.open_session(len(tokens)) as session:
+            parts, start = [], 0
+            for size in cuts:
+                logits = session.step(tokens[start : start + size], LogitsRole.ALL)
+                assert logits is not None
+                parts.append(np.array(logits.memory(), np.float32).reshape(size, -1))
+                start += size
+            return np.concatenate(parts)
+    finally:
+        model.close()
+
+
+@pytest.mark.parametrize("model", COMPILED[::3], ids=lambda model: model.name)
+def test_f32_equals_the_converted_model_however_the_prompt_is_cut(
+    model: TinyModel, tmp_path: Path
+) -> None:
+    converted = _converted(model, tmp_path)
+    build(converted, tmp_path / "artifact", "host", "f32", chunk_sizes=CHUNKS)
+    tokens = model.tokens()[:61].tolist()
+    expected = Oracle(ConvertedModel.load(converted)).session().step(tokens)
+    together = _logits(
+        tmp_path / "artifact", tokens, [8] * (len(tokens) // 8) + [1] * (len(tokens) % 8)
+    )
+    assert np.abs(together - expected).max() <= 1e-3 * expected.std()
+    assert np.array_equal(together, _logits(tmp_path / "artifact", tokens, [1] * len(tokens)))
+
+
+def test_two_builds_are_byte_identical(tmp_path: Path) -> None:
+    converted = _converted(COMPILED[0], tmp_path)
+    for name in ("first", "second"):
+        build(converted, tmp_path / name, "host", "q4", chunk_sizes=CHUNKS)
+    for file in sorted((tmp_path / "first").iterdir()):
+        assert file.read_bytes() == (tmp_path / "second" / file.name).read_bytes(), file.name
+
+
+def test_passes_report_the_fusion_of_every_expert_mixture(tmp_path: Path) -> None:
+    converted = _converted(COMPILED[0], tmp_path)
+    report = build(converted, tmp_path / "artifact", "host", "q4", chunk_sizes=CHUNKS)
+    fused = [line for line in report if "moa_fusion" in line]
+    assert fused == [f"moe x {size}: moa_fusion: 1 x mixture of experts" for size in CHUNKS]
+
+
+def test_dump_writes_the_ir_after_each_phase(tmp_path: Path) -> None:
+    converted = _converted(COMPILED[0], tmp_path)
+    build(converted, tmp_path / "artifact", "host", "f32", tmp_path / "ir", chunk_sizes=(1,))
+    names = sorted(file.name for file in (tmp_path / "ir" / "moe-t1").iterdir())
+    assert names[0] == "01-import_onnx.py"
+    assert names[-1].endswith("plan_memory.py")
+    text = (tmp_path / "ir" / "moe-t1" / names[-1]).read_text()
+    assert "acquire_experts" in text and "moe_f32" in text
+
+
+def test_a_dimension_that_the_recipe_cannot_take_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = replace(COMPILED[0], name="narrow_experts", intermediate=48)
+    converted = _converted(model, tmp_path)
+    status = main(["build", str(converted), "-o", str(tmp_path / "artifact"), "--recipe", "q4"])
+    assert status == 2
+    assert "multiple of 32" in capsys.readouterr().err
+    assert not (tmp_path / "artifact").exists()
+
+
+def test_an_unknown_target_names_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(EmberdError, match=r"unknown target 'toaster'.*x86-64"):
+        build(tmp_path, tmp_path / "artifact", "toaster", "q4")
+
+
+def test_compare_measures_what_it_says() -> None:
+    reference = np.array([[0.0, 1.0], [2.0, 0.0]], np.float32)
+    same = compare(reference, reference)
+    assert (same.max_difference, same.max_kl, same.first_divergence) == (0.0, 0.0, None)
+    swapped = compare(reference[:, ::-1], reference)
+    assert swapped.top1_agreement == 0.0
+    assert swapped.first_divergence == 0
+    assert swapped.max_kl == pytest.approx(2 * np.tanh(1.0))
