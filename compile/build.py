@@ -13,7 +13,8 @@ from emberd.compile.converted import MODEL_FILE, ConvertedModel
 from emberd.compile.isa.isa import ISAS, host_isas
 from emberd.compile.package import write_artifact
 from emberd.compile.pipeline import compile_blocks
-from emberd.compile.quantize.recipes import RECIPES
+from emberd.compile.quantize.formats import FORMATS
+from emberd.compile.quantize.recipes import RECIPES, Recipe
 from emberd.daemon.errors import EmberdError
 from emberd.targets.registry import HOST, UnknownTargetError, find_target
 from tqdm import tqdm
@@ -50,6 +51,7 @@ def build(
                 f"hidden_size {model.dimensions.hidden_size} is not a multiple of 16, as the "
                 "kernels need"
             )
+        _check_formats(model, RECIPES[recipe])
         with tqdm(desc="build", unit=" steps", disable=not sys.stderr.isatty()) as bar:
 
             def progress(label: str) -> None:
@@ -70,6 +72,17 @@ def build(
                 progress,
             )
     return compiled.report
+
+
+def _check_formats(model: ConvertedModel, recipe: Recipe) -> None:
+    """Refuse before any work what a format cannot take. Raises EmberdError."""
+    for instance in model.stack:
+        for name, reference in instance.weights.items():
+            rows, columns = reference.shape[-2:] if len(reference.shape) > 1 else (1, 1)
+            try:
+                FORMATS[recipe.format_of(instance.block, name)].check(rows, columns)
+            except EmberdError as error:
+                raise EmberdError(f"{reference.name}: {error}") from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

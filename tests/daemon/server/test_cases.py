@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import Any
 
 import aiohttp
@@ -249,11 +250,11 @@ async def test_repeated_disconnects_leak_nothing(start: Any) -> None:
 
     await leave()
     await _idle(daemon)
-    tasks = len(asyncio.all_tasks())
+    tasks, files = len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(1000 // 20):
         await asyncio.gather(*(leave() for _ in range(20)))
     await _idle(daemon)
     async with asyncio.timeout(10):
-        while len(asyncio.all_tasks()) > tasks + 2:
+        while len(asyncio.all_tasks()) > tasks + 2 or len(os.listdir("/proc/self/fd")) > files + 2:  # noqa: PTH208
             await asyncio.sleep(0.01)
     await daemon.chat(max_tokens=1)

@@ -1,0 +1,38 @@
+# Everything on a fresh machine: `make demo` shows it, `make test` proves it.
+# Needs Python 3.11 with venv, make and a C compiler.
+
+PYTHON ?= python3
+VENV ?= .venv
+PORT ?= 8080
+EXTRAS ?= compile,test
+BIN := $(VENV)/bin
+TYPING := build/typing/emberd
+
+.PHONY: demo test check clean
+
+$(VENV)/.installed: pyproject.toml setup.py $(wildcard daemon/native/*.c daemon/native/*.h)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -e '.[$(EXTRAS)]'
+	touch $@
+
+build/demo/manifest.json: $(VENV)/.installed $(wildcard firmware_assets/demo/model/*)
+	$(BIN)/emberc build firmware_assets/demo/model -o build/demo --target host --recipe q4
+
+demo: build/demo/manifest.json
+	$(BIN)/python firmware_assets/demo/ask.py --port $(PORT) & \
+	exec $(BIN)/emberd serve build/demo --port $(PORT)
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	mkdir -p $(TYPING)
+	ln -sfn $(CURDIR)/compile $(CURDIR)/daemon $(CURDIR)/targets $(TYPING)/
+	cd build/typing && MYPYPATH=. $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
+		-p emberd.compile -p emberd.daemon -p emberd.targets
+
+test: check
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf build dist $(VENV)
