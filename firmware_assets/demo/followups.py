@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from intents import ENUMS, FOLLOWUP_PHRASES, Phrases
-from values import OPEN_SLOTS, Language, Split, Value, is_heldout
+from values import OPEN_SLOTS, Language, Split, Value
 
 Slots = dict[str, Value]
 
@@ -37,19 +37,15 @@ class Followup:
         return FOLLOWUP_PHRASES[self.name]
 
 
-def _shift(action: str, slot: str, bounds: tuple[float, float], *steps: int) -> Resolve:
-    """Move the numeric ``slot`` of the previous turn by one of ``steps``, spoken as ``{n}``."""
+def _adjust(action: str, kept: tuple[str, ...], *steps: int) -> Resolve:
+    """Change what the previous turn set by one of ``steps``, of which the user may say the size."""
 
     def resolve(
         before: Slots, rng: random.Random, split: Split, language: Language
     ) -> Resolved | None:
-        del language
+        del split, language
         step = rng.choice(steps)
-        value = float(before[slot]) + step
-        moved: Value = int(value) if value.is_integer() else value
-        if not bounds[0] <= value <= bounds[1] or (split == "train" and is_heldout(slot, moved)):
-            return None
-        return Resolved(action, {**before, slot: moved}, {"n": abs(step)})
+        return Resolved(action, {**{s: before[s] for s in kept}, "delta": step}, {"n": abs(step)})
 
     return resolve
 
@@ -106,13 +102,24 @@ def _same_for_machine(
     return _swap(f"diagnosis.{kind}", "machine")(before, rng, split, language)
 
 
-DEGREES, PERCENT, FAN_LEVELS = (10, 39), (0, 100), (1, 7)
+def _same_for_zone(
+    before: Slots, rng: random.Random, split: Split, language: Language
+) -> Resolved | None:
+    """The previous temperature or change of temperature, for another zone."""
+    action = "climate.adjust" if "delta" in before else "climate.set"
+    return _swap(action, "zone")(before, rng, split, language)
+
+
+TEMPERATURE = ("climate.set", "climate.adjust")
+VOLUME = ("media.volume", "media.adjust")
+FAN = ("climate.fan", "climate.adjust_fan")
 
 # action that can be cancelled -> the slot that tells what was cancelled
 CANCELLED_SLOT = {
     "navigation.start": "destination",
     "navigation.find": "category",
     "climate.set": "zone",
+    "climate.adjust": "zone",
     "climate.seat": "seat",
     "climate.defrost": "window",
     "media.play": "title",
@@ -125,15 +132,13 @@ CANCELLED_SLOT = {
 }
 
 FOLLOWUPS: tuple[Followup, ...] = (
-    Followup("warmer", ("climate.set",), _shift("climate.set", "temperature", DEGREES, 1)),
-    Followup("cooler", ("climate.set",), _shift("climate.set", "temperature", DEGREES, -1)),
-    Followup("warmer_by", ("climate.set",), _shift("climate.set", "temperature", DEGREES, 2, 3, 4)),
-    Followup(
-        "cooler_by", ("climate.set",), _shift("climate.set", "temperature", DEGREES, -2, -3, -4)
-    ),
-    Followup("same_zone", ("climate.set",), _swap("climate.set", "zone")),
-    Followup("fan_up", ("climate.fan",), _shift("climate.fan", "fan_level", FAN_LEVELS, 1)),
-    Followup("fan_down", ("climate.fan",), _shift("climate.fan", "fan_level", FAN_LEVELS, -1)),
+    Followup("warmer", TEMPERATURE, _adjust("climate.adjust", ("zone",), 1)),
+    Followup("cooler", TEMPERATURE, _adjust("climate.adjust", ("zone",), -1)),
+    Followup("warmer_by", TEMPERATURE, _adjust("climate.adjust", ("zone",), 2, 3, 4)),
+    Followup("cooler_by", TEMPERATURE, _adjust("climate.adjust", ("zone",), -2, -3, -4)),
+    Followup("same_zone", TEMPERATURE, _same_for_zone),
+    Followup("fan_up", FAN, _adjust("climate.adjust_fan", (), 1)),
+    Followup("fan_down", FAN, _adjust("climate.adjust_fan", (), -1)),
     Followup("same_seat", ("climate.seat",), _swap("climate.seat", "seat")),
     Followup("avoid", ("navigation.start",), _swap("navigation.start", "avoid")),
     Followup("add_stop", ("navigation.start",), _add("navigation.stop", "stop", "destination")),
@@ -141,18 +146,10 @@ FOLLOWUPS: tuple[Followup, ...] = (
     Followup("go_there", ("navigation.find",), _keep("navigation.go", "category")),
     Followup("again", ("media.play",), _keep("media.repeat", "title")),
     Followup("same_artist", ("media.play",), _keep("media.artist", "artist")),
-    Followup("louder", ("media.volume",), _shift("media.volume", "volume", PERCENT, 5)),
-    Followup("quieter", ("media.volume",), _shift("media.volume", "volume", PERCENT, -5)),
-    Followup(
-        "louder_by",
-        ("media.volume",),
-        _shift("media.volume", "volume", PERCENT, 1, 2, 3, 4, 6, 7, 8, 9, 10),
-    ),
-    Followup(
-        "quieter_by",
-        ("media.volume",),
-        _shift("media.volume", "volume", PERCENT, -1, -2, -3, -4, -6, -7, -8, -9, -10),
-    ),
+    Followup("louder", VOLUME, _adjust("media.adjust", (), 5)),
+    Followup("quieter", VOLUME, _adjust("media.adjust", (), -5)),
+    Followup("louder_by", VOLUME, _adjust("media.adjust", (), 2, 3, 4, 6, 7, 8, 9, 10)),
+    Followup("quieter_by", VOLUME, _adjust("media.adjust", (), -2, -3, -4, -6, -7, -8, -9, -10)),
     Followup("reset", ("diagnosis.lookup",), _keep("diagnosis.reset", "machine", "code")),
     Followup(
         "other_machine",

@@ -268,7 +268,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
     parser.add_argument("--work", type=Path, required=True, help="folder of the resumable state")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=4600)
+    parser.add_argument("--steps", type=int, default=5100)
     parser.add_argument("--batch", type=int, default=32, help="dialogues a step")
     parser.add_argument("--peak", type=float, default=2.5e-3, help="peak learning rate")
     parser.add_argument("--routing", type=float, default=0.05, help="weight of the routing loss")

@@ -98,7 +98,7 @@ def _hanzi(rng: random.Random, count: int, split: Split) -> str:
 
     def draw(r: random.Random) -> str:
         text = "".join(r.choice(HANZI) for _ in range(count))
-        if r.random() < 0.12:
+        if r.random() < (0.25 if split == "train" else 0.12):
             rare = str(_in_split("word", split, r, lambda s: chr(s.randint(*RARE_HANZI))))
             at = r.randrange(count)
             text = text[:at] + rare + text[at + 1 :]
@@ -168,12 +168,11 @@ def code(rng: random.Random, split: Split, language: Language) -> str:
 
 
 def temperature(rng: random.Random, split: Split, language: Language) -> Value:
-    """A cabin temperature in degrees Celsius, whole or half; training has a wider range."""
+    """A cabin temperature in degrees Celsius, whole or half."""
     del language
-    low, high = (10, 39) if split == "train" else (16, 30)
 
     def draw(r: random.Random) -> Value:
-        return r.randint(low, high) + (0.5 if r.random() < 0.2 else 0)
+        return r.randint(16, 30) + (0.5 if r.random() < 0.2 else 0)
 
     return _in_split("temperature", split, rng, draw)
 
