@@ -77,7 +77,7 @@ class Chat:
     async def ask(self, http: aiohttp.ClientSession, question: str) -> None:
         """Print the answer as it comes; what was said of it when it is stopped stays said."""
         self._messages.append({"role": "user", "content": question})
-        body = {"messages": self._messages, "stream": True}
+        body = {"model": self._model, "messages": self._messages, "stream": True}
         answer: list[str] = []
         try:
             async with http.post(f"{self._url}/v1/chat/completions", json=body) as response:

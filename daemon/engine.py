@@ -273,7 +273,7 @@ class Engine:
         try:
             done = job.advance(sizes, max(max_chunk, min(sizes)), self.metrics)
         except Exception as error:
-            log.exception("a request failed")
+            log.error("a request failed: %s", error, exc_info=not isinstance(error, EmberdError))
             job.slot.reset()
             job.stream.put(GenerationFailed(f"the model failed: {error}"))
             return True

@@ -100,7 +100,11 @@ async def _stream(
     tail: dict[str, Any] = {"usage": None} if with_usage else {}
     usages: list[Usage] = []
     first = service.engine.submit(requests[0])  # a refusal must come before the 200
-    response = await sse.open_stream(request)
+    try:
+        response = await sse.open_stream(request)
+    except BaseException:
+        service.engine.cancel(first)
+        raise
 
     async def send(
         index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None

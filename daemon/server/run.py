@@ -30,7 +30,7 @@ def load_service(path: Path, config: Config) -> Service:
     artifact = Artifact.open(path)
     tokenizer_config = _json(artifact, "tokenizer_config.json")
     generation = _json(artifact, "generation_config.json")
-    tokenizer = Tokenizer(artifact.read("tokenizer.json").decode())
+    tokenizer = Tokenizer(_text(artifact, "tokenizer.json"))
     source = _template_source(artifact, tokenizer_config)
     template = None if source is None else ChatTemplate(source, special_tokens(tokenizer_config))
     model = Model(artifact, config.threads or None)
@@ -106,11 +106,18 @@ async def _drain(service: Service) -> None:
         await asyncio.sleep(0.02)
 
 
+def _text(artifact: Artifact, name: str) -> str:
+    try:
+        return artifact.read(name).decode()
+    except UnicodeDecodeError as error:
+        raise EmberdError(f"{name}: not UTF-8: {error}") from None
+
+
 def _json(artifact: Artifact, name: str) -> dict[str, Any]:
     if not artifact.has(name):
         return {}
     try:
-        data = json.loads(artifact.read(name))
+        data = json.loads(_text(artifact, name))
     except ValueError as error:
         raise EmberdError(f"{name}: not JSON: {error}") from None
     if not isinstance(data, dict):
@@ -121,7 +128,7 @@ def _json(artifact: Artifact, name: str) -> dict[str, Any]:
 def _template_source(artifact: Artifact, tokenizer_config: dict[str, Any]) -> str | None:
     """chat_template.jinja, else the (default) chat_template of tokenizer_config.json."""
     if artifact.has("chat_template.jinja"):
-        return artifact.read("chat_template.jinja").decode()
+        return _text(artifact, "chat_template.jinja")
     source = tokenizer_config.get("chat_template")
     if isinstance(source, list):
         named = {item.get("name"): item.get("template") for item in source}

@@ -162,7 +162,7 @@ class FakeSession:
             assert model.prompt_end is not None
             done = len(self.history) - model.prompt_end(self.history)
             chosen = model.script[min(done, len(model.script) - 1)]
-            return [10.0 if i == chosen else 0.0 for i in range(model.vocab_size)]
+            return [20.0 if i == chosen else 0.0 for i in range(model.vocab_size)]
         seed = zlib.crc32(json.dumps(self.history).encode())
         return [
             ((seed ^ (i * 2654435761)) * 2246822519 % 2**32) / 2**30

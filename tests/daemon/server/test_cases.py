@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -238,6 +238,10 @@ async def test_s12_alone_and_under_load_answers_are_identical(start: Any) -> Non
     assert busy[-1]["choices"] == busy[-2]["choices"] == alone["choices"]
 
 
+def _open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 async def test_repeated_disconnects_leak_nothing(start: Any) -> None:
     daemon = await start(None, slots=2)
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3000, "stream": True}
@@ -250,11 +254,11 @@ async def test_repeated_disconnects_leak_nothing(start: Any) -> None:
 
     await leave()
     await _idle(daemon)
-    tasks, files = len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    tasks, files = len(asyncio.all_tasks()), _open_files()
     for _ in range(1000 // 20):
         await asyncio.gather(*(leave() for _ in range(20)))
     await _idle(daemon)
     async with asyncio.timeout(10):
-        while len(asyncio.all_tasks()) > tasks + 2 or len(os.listdir("/proc/self/fd")) > files + 2:  # noqa: PTH208
+        while len(asyncio.all_tasks()) > tasks + 2 or _open_files() > files + 2:
             await asyncio.sleep(0.01)
     await daemon.chat(max_tokens=1)

@@ -1,0 +1,91 @@
+"""The engine on the native core: reuse, interleaving and restarts change no token."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from emberd.daemon.core import Model
+from emberd.daemon.engine import Engine, GenerationFailed
+from emberd.daemon.generation import Delta, Request
+from emberd.daemon.sampling import SamplingParameters
+
+GOOD = 12  # the tiny model fails at greater tokens
+
+
+@pytest.fixture
+async def engine(tiny_artifact: Any, tokenizer: Any) -> AsyncIterator[Engine]:
+    engine = Engine(Model(tiny_artifact, 1), tokenizer, slots=2, context=512, max_queue=50)
+    yield engine
+    engine.close()
+
+
+def _request(prompt: list[int], choices: int = 1, boundary: int | None = None) -> Request:
+    return Request(
+        prompt=prompt,
+        boundary=boundary,
+        max_tokens=12,
+        sampling=SamplingParameters(
+            temperature=3.0, seed=5, logprobs=0, logit_bias=dict.fromkeys(range(GOOD, 16), -1e9)
+        ),
+        stop_tokens=frozenset(),
+        choices=choices,
+    )
+
+
+async def _answer(engine: Engine, request: Request) -> tuple[list[list[tuple[int, Any]]], int]:
+    """Tokens and log probabilities per choice, and how much of the prompt was cached."""
+    answers: list[list[tuple[int, Any]]] = [[] for _ in range(request.choices)]
+    async with engine.submit(request) as stream:
+        async for event in stream:
+            if isinstance(event, Delta):
+                answers[event.choice] += [(s.token, s.logprob) for s in event.logprobs]
+    return answers, stream.usage.cached_tokens
+
+
+def _prompts() -> list[list[int]]:
+    """Random prompts that share beginnings, in random order."""
+    rng = random.Random(3)
+    stems = [[rng.randrange(GOOD) for _ in range(60)] for _ in range(3)]
+    prompts = [
+        stem[: rng.randint(1, 60)] + [rng.randrange(GOOD) for _ in range(rng.randint(1, 40))]
+        for stem in stems
+        for _ in range(8)
+    ]
+    rng.shuffle(prompts)
+    return prompts
+
+
+async def test_cached_and_interleaved_answers_equal_fresh_ones(
+    engine: Engine, tiny_artifact: Any, tokenizer: Any
+) -> None:
+    requests = [_request(p, 1 + i % 3, len(p) // 2 or None) for i, p in enumerate(_prompts())]
+    expected = []
+    for request in requests:
+        fresh = Engine(Model(tiny_artifact, 1), tokenizer, slots=1, context=512, max_queue=1)
+        expected.append((await _answer(fresh, request))[0])
+        fresh.close()
+    in_turn = [await _answer(engine, request) for request in requests]
+    assert [answer for answer, _ in in_turn] == expected
+    assert sum(cached > 0 for _, cached in in_turn) >= 4
+    at_once = await asyncio.gather(*(_answer(engine, request) for request in requests))
+    assert [answer for answer, _ in at_once] == expected
+
+
+async def test_the_same_prompt_again_prefills_one_token(engine: Engine) -> None:
+    prompt = list(range(GOOD)) * 3
+    first, _ = await _answer(engine, _request(prompt))
+    again, cached = await _answer(engine, _request(prompt))
+    assert (again, cached) == (first, len(prompt) - 1)
+
+
+@pytest.mark.parametrize(("token", "reason"), [(999, "outside the vocabulary"), (13, "expert 4")])
+async def test_a_failed_step_leaves_the_engine_working(
+    engine: Engine, token: int, reason: str
+) -> None:
+    with pytest.raises(GenerationFailed, match=reason):
+        await _answer(engine, _request([1, 2, token]))
+    assert (await _answer(engine, _request([1, 2, 3])))[0][0]
