@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml setup.py $(wildcard daemon/native/*.c daemon/
 	touch $@
 
 build/demo/manifest.json: $(VENV)/.installed $(wildcard firmware_assets/demo/model/*)
-	$(BIN)/emberc build firmware_assets/demo/model -o build/demo --target host --recipe q4
+	$(BIN)/emberc build firmware_assets/demo/model -o build/demo --name demo --target host --recipe q4
 
 demo: build/demo/manifest.json
 	$(BIN)/python firmware_assets/demo/ask.py --port $(PORT) & \

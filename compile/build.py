@@ -29,6 +29,7 @@ def build(
     recipe: str,
     dump: Path | None = None,
     chunk_sizes: Sequence[int] = CHUNK_SIZES,
+    name: str | None = None,
 ) -> list[str]:
     """Build an artifact; returns what the passes did, a line each.
 
@@ -44,7 +45,7 @@ def build(
         folder = source
         if not (source / MODEL_FILE).is_file():
             folder = Path(temporary) / "converted"
-            convert(source, folder, name=source.resolve().name)
+            convert(source, folder, name=name or source.resolve().name)
         model = ConvertedModel.load(folder)
         if model.dimensions.hidden_size % 16:
             raise EmberdError(
@@ -90,12 +91,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="artifact to write")
     parser.add_argument("--target", default=HOST, help="target name, or host (this machine)")
     parser.add_argument("--recipe", choices=RECIPES, default="q4", help="formats of the weights")
+    parser.add_argument(
+        "--name", help="of the model when SOURCE is a checkpoint (default: its folder)"
+    )
     parser.add_argument("--dump", type=Path, help="write the IR after each phase to this folder")
 
 
 def run(arguments: argparse.Namespace) -> None:
     lines = build(
-        arguments.source, arguments.output, arguments.target, arguments.recipe, arguments.dump
+        arguments.source,
+        arguments.output,
+        arguments.target,
+        arguments.recipe,
+        arguments.dump,
+        name=arguments.name,
     )
     for line in lines:
         print(line)
