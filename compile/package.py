@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from emberd.compile.converted import BlockInstance, ConvertedModel
 from emberd.compile.isa.isa import Isa
-from emberd.compile.pipeline import CACHE_DTYPES, CompiledBlocks, build_library
+from emberd.compile.pipeline import CompiledBlocks, build_library
 from emberd.compile.program import ProgramBuilder, weight_key
 from emberd.compile.quantize.formats import FORMATS, expert_bytes, pack_expert
 from emberd.compile.quantize.recipes import Recipe
@@ -69,12 +69,11 @@ def write_artifact(
         key: array for block in compiled.programs.values() for key, array in block.constants.items()
     }
     placed = _place_weights(model, recipe)
-    constant_offsets, _end = _place_constants(constants, placed, model)
+    constant_offsets = _place_constants(constants, placed)
     layers = [i for i, instance in enumerate(model.stack) if instance.block == "moe"]
     experts = dimensions.moe.experts
     builder = ProgramBuilder(
         model,
-        cache_dtype=CACHE_DTYPES[recipe.name],
         weight_offsets={item.key: item.offset for item in placed} | constant_offsets,
         first_expert={position: index * experts for index, position in enumerate(layers)},
         slots=len(layers) * experts,
@@ -135,9 +134,7 @@ def _place_weights(model: ConvertedModel, recipe: Recipe) -> list[_Placed]:
     return placed
 
 
-def _place_constants(
-    constants: dict[str, np.ndarray], placed: list[_Placed], model: ConvertedModel
-) -> tuple[dict[str, int], int]:
+def _place_constants(constants: dict[str, np.ndarray], placed: list[_Placed]) -> dict[str, int]:
     last = max(placed, key=lambda item: item.offset)
     shape = last.instance.weights[last.name].shape
     end = last.offset + _aligned(_packed_bytes(last.format, shape))
@@ -145,7 +142,7 @@ def _place_constants(
     for key in sorted(constants):
         offsets[key] = end
         end += _aligned(constants[key].nbytes)
-    return offsets, end
+    return offsets
 
 
 def _write_weights(

@@ -166,7 +166,6 @@ class ProgramBuilder:
     """
 
     model: ConvertedModel
-    cache_dtype: str
     weight_offsets: dict[str, int]
     first_expert: dict[int, int]
     slots: int

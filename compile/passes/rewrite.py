@@ -92,20 +92,6 @@ def constant_value(expression: relax.Expr) -> float | None:
     return None
 
 
-def resolve(function: relax.Function) -> Callable[[relax.Expr], relax.Expr]:
-    """A look-up from a variable to the expression bound to it (itself when it is a parameter)."""
-    bound = {
-        binding.var: binding.value for block in function.body.blocks for binding in block.bindings
-    }
-
-    def look_up(expression: relax.Expr) -> relax.Expr:
-        while isinstance(expression, relax.Var) and expression in bound:
-            expression = bound[expression]
-        return expression
-
-    return look_up
-
-
 __all__ = [
     "Matches",
     "add",
@@ -118,7 +104,6 @@ __all__ = [
     "operator",
     "pattern_pass",
     "report",
-    "resolve",
     "silu",
     "wildcard",
 ]
