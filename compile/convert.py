@@ -92,7 +92,7 @@ def check_weights(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="a Hugging Face checkpoint folder")
-    parser.add_argument("destination", type=Path, help="the folder to create")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="converted model to write")
     parser.add_argument("--name", help="the model's name (default: that of the source folder)")
 
 
@@ -101,8 +101,8 @@ def run(arguments: argparse.Namespace) -> None:
     with tqdm(
         total=total, unit="B", unit_scale=True, desc="checking weights", disable=None, leave=False
     ) as bar:
-        model = convert(arguments.source, arguments.destination, arguments.name, bar.update)
-    print(f"{model.name}: converted to {arguments.destination}")
+        model = convert(arguments.source, arguments.output, arguments.name, bar.update)
+    print(f"{model.name}: converted to {arguments.output}")
 
 
 def _refuse_existing(destination: Path) -> None:

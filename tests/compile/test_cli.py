@@ -28,7 +28,7 @@ def test_convert_says_where_the_model_is(
 ) -> None:
     source = write_checkpoint(tmp_path / "source", TINY)
     model = tmp_path / "model"
-    assert cli.main(["convert", str(source), str(model), "--name", "ember"]) == 0
+    assert cli.main(["convert", str(source), "-o", str(model), "--name", "ember"]) == 0
     output = capsys.readouterr()
     assert output.out == f"ember: converted to {model}\n"
     assert output.err == ""  # no progress bar unless a terminal shows it

@@ -1,0 +1,40 @@
+"""The commands that README.md shows are ones that the programs take."""
+
+import argparse
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from emberd.compile import cli as emberc
+from emberd.daemon import cli as emberd
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LINES = re.findall(r"^ {4}((?:emberc|emberd|make) .*?)(?:\s+#.*)?$", README, re.MULTILINE)
+
+
+def test_readme_shows_every_step_of_the_road() -> None:
+    shown = {tuple(shlex.split(line)[:2]) for line in LINES}
+    road = [("emberc", command) for command in ("inspect", "convert", "build", "verify")]
+    assert shown >= {*road, ("emberd", "serve"), ("emberd", "chat"), ("make", "demo")}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_command_is_taken(line: str) -> None:
+    program, command, *rest = shlex.split(line)
+    if program == "emberd":
+        emberd._parser().parse_args([command, *rest])
+    elif program == "emberc":
+        parser = argparse.ArgumentParser()
+        importlib.import_module(emberc.COMMANDS[command][0]).add_arguments(parser)
+        parser.parse_args(rest)
+    else:
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert command in targets
+
+
+@pytest.mark.parametrize("folder", re.findall(r"^\| (\S+)/ \|", README, re.MULTILINE))
+def test_folder_of_the_layout_is_there(folder: str) -> None:
+    assert (ROOT / folder).is_dir()
