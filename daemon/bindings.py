@@ -25,6 +25,12 @@ class _Sequence(ctypes.Structure):
     )
 
 
+class Cost(ctypes.Structure):
+    """ember_cost of ember.h."""
+
+    _fields_ = (("calls", ctypes.c_int64), ("nanoseconds", ctypes.c_int64))
+
+
 class Config(ctypes.Structure):
     """ember_model_config of ember.h."""
 
@@ -72,6 +78,7 @@ def _load() -> ctypes.CDLL:
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "ember_model_open": (pointer, (ctypes.POINTER(Config), *error)),
         "ember_model_close": (None, (pointer,)),
+        "ember_model_profile": (None, (pointer, pointer)),
         "ember_session_open": (pointer, (pointer, int64, *error)),
         "ember_session_close": (None, (pointer,)),
         "ember_session_reset": (None, (pointer,)),

@@ -16,7 +16,7 @@ from enum import IntEnum
 from weakref import WeakSet
 
 from emberd.daemon.artifact import EXPERTS, WEIGHTS, Artifact
-from emberd.daemon.bindings import ERROR_BYTES, FAILED, OK, config, core, opened
+from emberd.daemon.bindings import ERROR_BYTES, FAILED, OK, Cost, config, core, opened
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.machine import physical_cpus
 
@@ -44,7 +44,7 @@ class Model:
 
     Attributes: `chunk_sizes` (ascending; the lengths that a step can have), `vocab_size`,
     `max_context` (tokens), `threads`, `state_bytes` (recurrent state of a session),
-    `kv_bytes_per_token`.
+    `kv_bytes_per_token`, `symbols` (names of the kernels).
     """
 
     def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
@@ -57,6 +57,8 @@ class Model:
         if not 1 <= self.threads <= MAX_THREADS:
             raise EmberdError(f"{self.threads} threads: expected 1 to {MAX_THREADS}")
         program = artifact.program
+        self.symbols = program.symbols
+        self._costs: ctypes.Array[Cost] | None = None
         self.chunk_sizes = program.chunk_sizes
         self.vocab_size = artifact.model.vocab_size
         self.max_context = artifact.model.max_context
@@ -89,6 +91,16 @@ class Model:
             handle = opened(core.ember_session_open, self._handle, capacity)
             self._sessions.add(handle)
         return Session(self, handle, capacity)
+
+    def time_steps(self, costs: ctypes.Array[Cost] | None) -> None:
+        """From now on every step adds to the entry of its kernel in `costs` (one for each symbol,
+        and a last one for the acquiring of experts); None: no more. See profile.Profile."""
+        with self._lock:
+            if self._handle is not None:
+                core.ember_model_profile(self._handle, costs)
+            elif costs is not None:
+                raise EmberdError("the model is closed")
+            self._costs = costs  # the core writes into it, so it must stay
 
     def close(self) -> None:
         """Gives threads, memory and mappings back, those of open sessions too. Idempotent."""

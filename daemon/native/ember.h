@@ -68,6 +68,17 @@ EMBER_API ember_model *ember_model_open(const ember_model_config *config, char *
 /* Closes a model; its sessions must be closed before. NULL is allowed. */
 EMBER_API void ember_model_close(ember_model *model);
 
+/* What the steps of one kernel have cost so far. */
+typedef struct {
+    int64_t calls;
+    int64_t nanoseconds;
+} ember_cost;
+
+/* From now on every step adds to the entry of its kernel in `costs`, which has one entry for each
+ * symbol and a last one for the acquiring of experts; it must stay until it is replaced or the
+ * model closed. NULL: steps are no longer timed. */
+EMBER_API void ember_model_profile(ember_model *model, ember_cost *costs);
+
 /* A session of up to `capacity` tokens, with zeroed state. NULL on failure. */
 EMBER_API ember_session *ember_session_open(ember_model *model, int64_t capacity, char *error,
                                             size_t size);

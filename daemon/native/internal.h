@@ -36,6 +36,8 @@ void ember_mapping_clear(ember_mapping *mapping); /* anonymous memory: back to z
 void ember_unmap(ember_mapping *mapping);
 
 /* ---- pool.c */
+int64_t ember_nanoseconds(void); /* of the monotonic clock */
+
 typedef struct ember_pool ember_pool;
 
 ember_pool *ember_pool_open(int threads, const int32_t *cpus, int cpu_count, ember_error error);
@@ -117,8 +119,9 @@ bool ember_program_build(ember_program *program, const ember_model_config *confi
 void ember_program_free(ember_program *program);
 const ember_step_list *ember_program_find(const ember_program *program, int32_t tokens,
                                           int32_t role);
+/* `costs`: as in ember_model_profile, or NULL. */
 bool ember_program_run(const ember_program *program, const ember_step_list *list,
-                       ember_error error);
+                       ember_cost *costs, ember_error error);
 
 /* ---- model.c */
 struct ember_model {
@@ -127,6 +130,7 @@ struct ember_model {
     ember_program program;
     ember_pool *pool;
     const ember_session *bound; /* whose addresses are in the program's tensors */
+    ember_cost *costs; /* the caller's; NULL while steps are not timed */
     int64_t state_bytes;
     int64_t kv_bytes_per_token;
     int64_t vocab_size;

@@ -50,6 +50,11 @@ ember_model *ember_model_open(const ember_model_config *config, char *text, size
     return NULL;
 }
 
+void ember_model_profile(ember_model *model, ember_cost *costs)
+{
+    model->costs = costs;
+}
+
 void ember_model_close(ember_model *model)
 {
     if (!model)

@@ -57,7 +57,7 @@ static void pause_cpu(void)
 #endif
 }
 
-static int64_t nanoseconds(void)
+int64_t ember_nanoseconds(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -131,7 +131,7 @@ static bool spin(const ember_pool *pool, uint32_t seen)
         }
         sched_yield();
         if (i % SPINS_PER_CLOCK == 0) {
-            int64_t now = nanoseconds();
+            int64_t now = ember_nanoseconds();
             if (start == 0)
                 start = now;
             else if (now - start > SPIN_NANOSECONDS)

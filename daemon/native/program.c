@@ -339,12 +339,28 @@ static bool call_kernel(const ember_program *program, const ember_step *step, em
     return false;
 }
 
+static bool run_step(const ember_program *program, const ember_step *step, ember_error error)
+{
+    return step->kernel ? call_kernel(program, step, error) : acquire_experts(step, error);
+}
+
+static bool run_timed(const ember_program *program, const ember_step *step, ember_cost *costs,
+                      ember_error error)
+{
+    ember_cost *cost = &costs[step->kernel ? step->symbol : program->symbol_count];
+    int64_t start = ember_nanoseconds();
+    bool ok = run_step(program, step, error);
+    cost->nanoseconds += ember_nanoseconds() - start;
+    cost->calls++;
+    return ok;
+}
+
 bool ember_program_run(const ember_program *program, const ember_step_list *list,
-                       ember_error error)
+                       ember_cost *costs, ember_error error)
 {
     for (int64_t i = 0; i < list->step_count; i++) {
         const ember_step *step = &list->steps[i];
-        bool ok = step->kernel ? call_kernel(program, step, error) : acquire_experts(step, error);
+        bool ok = costs ? run_timed(program, step, costs, error) : run_step(program, step, error);
         if (!ok)
             return false;
     }

@@ -126,8 +126,9 @@ ember_status ember_session_step(ember_session *session, const int32_t *tokens, i
     for (int32_t i = 0; i < count; i++)
         positions[i] = (int32_t)position + i;
     ember_library_use_pool(model->pool);
-    bool ok = ember_program_run(&model->program, body, error) &&
-              (role == EMBER_BODY || ember_program_run(&model->program, tail, error));
+    bool ok = ember_program_run(&model->program, body, model->costs, error) &&
+              (role == EMBER_BODY ||
+               ember_program_run(&model->program, tail, model->costs, error));
     ember_library_use_pool(NULL);
     return ok ? EMBER_OK : EMBER_FAILED;
 }

@@ -246,6 +246,22 @@ static void test_session(ember_model *model)
     CHECK(!ember_session_open(model, INT64_MAX, message, sizeof message));
 }
 
+/* Two steps timed, a third one no longer. */
+static void test_costs(ember_model *model)
+{
+    ember_session *session = ember_session_open(model, CAPACITY, message, sizeof message);
+    CHECK(session);
+    ember_cost costs[3] = {0};
+    ember_model_profile(model, costs);
+    CHECK(step(session, 0, EMBER_BODY) == EMBER_OK);
+    CHECK(step(session, CHUNK, EMBER_LOGITS_ALL) == EMBER_FAILED);
+    ember_model_profile(model, NULL);
+    CHECK(step(session, CHUNK, EMBER_BODY) == EMBER_OK);
+    CHECK(costs[0].calls == 2 && costs[1].calls == 1 && costs[2].calls == 0);
+    CHECK(costs[0].nanoseconds > 0 && costs[2].nanoseconds == 0);
+    ember_session_close(session);
+}
+
 /* Changes one word of the buffer table at a time: the model opens or says why not. */
 static void test_damaged_buffers(ember_model_config config)
 {
@@ -305,6 +321,7 @@ static void test_model(const char *path)
         ember_model *twin = ember_model_open(&config, message, sizeof message);
         CHECK(model && twin);
         test_session(model);
+        test_costs(model);
         ember_model_close(model);
         test_session(twin);
         ember_model_close(twin);
