@@ -1,0 +1,48 @@
+"""Logits as the core hands them out: operations in place, and how long they live."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from emberd.daemon.core import LogitsRole, Model
+from emberd.daemon.errors import EmberdError
+
+
+def test_logits_die_with_the_next_step(model: Model) -> None:
+    with model.open_session(8) as session:
+        logits = session.step([1])
+        assert logits is not None
+        memory = logits.memory()
+        session.step([2])
+        for call in (logits.memory, logits.log_sum_exp, lambda: logits.top(1)):
+            with pytest.raises(EmberdError, match="another step"):
+                call()
+        model.close()
+        assert len(memory.tolist()) == 1  # the view keeps its memory
+
+
+def test_logits_operations(model: Model) -> None:
+    with model.open_session(8) as session:
+        logits = session.step([1, 2, 3, 4], LogitsRole.ALL)
+        assert logits is not None
+        memory = logits.memory()
+        for token in range(16):
+            memory[1, token] = float(token % 4)
+        ids, values = logits.top(5, row=1)
+        assert (ids, values) == ([3, 7, 11, 15, 2], [3.0, 3.0, 3.0, 3.0, 2.0])
+        logits.add(2, 1.5, row=1)
+        assert logits.top(1, row=-3) == ([2], [3.5])
+        assert logits.get(2, row=1) == 3.5
+        for temperature in (1.0, 0.3, 5.0):
+            total = sum(math.exp(memory[1, token] / temperature) for token in range(16))
+            assert logits.log_sum_exp(1, temperature) == pytest.approx(math.log(total), rel=1e-6)
+        assert logits.top(100)[0] == logits.top(16, row=3)[0]
+        with pytest.raises(EmberdError, match="row 4 of 4"):
+            logits.top(1, row=4)
+        for call in (lambda: logits.add(16, 1.0), lambda: logits.get(-1)):
+            with pytest.raises(EmberdError, match="outside the vocabulary"):
+                call()
+        for temperature in (0.0, -1.0, math.nan):
+            with pytest.raises(EmberdError, match="expected one above 0"):
+                logits.log_sum_exp(temperature=temperature)

@@ -1,0 +1,135 @@
+"""Programs that the core must refuse when a model is opened, whatever they hold."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.core import Model
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.program import Program, Section, Step, StepKind
+from emberd.daemon.program import Sequence as Steps
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+HUGE = 2**62
+EMBED = Step(StepKind.CALL, 0, (6, 0, 8))
+
+
+def with_buffer(tiny: Any, **changes: Any) -> Program:
+    """The tiny program, its first buffer changed."""
+    first, *rest = tiny.program.buffers
+    program: Program = tiny.program
+    return replace(program, buffers=(replace(first, **changes), *rest))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"offset": 4096 + 64}, "ends outside section 0"),
+        ({"offset": -64}, "starts at -64"),
+        ({"offset": 4}, "not a multiple of 64"),
+        ({"offset": 2**63 - 64}, "ends outside"),
+        ({"shape": (HUGE, 16)}, "impossible shape"),
+        ({"shape": (HUGE, HUGE)}, "impossible shape"),
+        ({"shape": (0, 16)}, "impossible shape"),
+        ({"shape": (-1, 16)}, "impossible shape"),
+        ({"shape": (1,) * 9}, "outside the shape table"),
+        ({"section": Section.KV, "shape": (16, 16)}, "impossible shape"),
+        ({"section": Section.KV, "shape": (-1, -1)}, "impossible shape"),
+        ({"section": Section.KV, "shape": (-1, 100)}, "ends outside section 4"),
+        ({"section": Section.STATE}, "ends outside section 3"),
+        ({"section": Section.TABLES}, "ends outside section 8"),
+    ],
+)
+def test_bad_buffers(tiny: Any, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    artifact = Artifact.open(tiny.write(tmp_path / "a", with_buffer(tiny, **changes)))
+    with pytest.raises(EmberdError, match=message):
+        Model(artifact)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (replace(EMBED, arguments=(6, 0, 1000)), "uses buffer 1000 of"),
+        (replace(EMBED, arguments=(6, 0, -1)), "uses buffer -1 of"),
+        (replace(EMBED, arguments=(0,) * 65), "cut short"),
+        (replace(EMBED, symbol=6), "calls kernel 6 of 6"),
+        (replace(EMBED, symbol=-1), "calls kernel -1 of 6"),
+        (Step(StepKind.ACQUIRE_EXPERTS, 0, (0, 3, 2)), "acquire_experts of layer 0"),
+        (Step(StepKind.ACQUIRE_EXPERTS, 0, (10, 3)), "acquire_experts of layer 0"),
+    ],
+)
+def test_bad_steps(tiny: Any, tmp_path: Path, step: Step, message: str) -> None:
+    artifact = Artifact.open(tiny.write(tmp_path / "a", tiny.with_steps(4, "body", [step])))
+    with pytest.raises(EmberdError, match=message):
+        Model(artifact)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("logits", "ends outside section 7"),
+        ("tokens", "ends outside section 5"),
+        ("scratch", "ends outside section 2"),
+    ],
+)
+def test_sections_that_are_too_small(tiny: Any, tmp_path: Path, section: str, message: str) -> None:
+    sizes = {**tiny.program.section_bytes, section: 64}
+    artifact = Artifact.open(tiny.write(tmp_path / "a", replace(tiny.program, section_bytes=sizes)))
+    with pytest.raises(EmberdError, match=message):
+        Model(artifact)
+
+
+def test_the_core_writes_only_into_sections_that_hold_its_input(tiny: Any, tmp_path: Path) -> None:
+    """No buffer names these sections, yet the core fills them: they must be large enough."""
+    kept = tuple(b for b in tiny.program.buffers if b.section is Section.WEIGHTS)
+    program = Program(
+        symbols=tiny.program.symbols,
+        chunk_sizes=(8,),
+        buffers=kept,
+        section_bytes=dict.fromkeys(tiny.program.section_bytes, 0),
+        tables=b"",
+        sequences=tuple(Steps(8, role, ()) for role in ("body", "logits_last", "logits_all")),
+    )
+    for section, message in (
+        (None, "token and position sections are too small"),
+        ("tokens", "token and position sections are too small"),
+        ("positions", "logits section has 0 bytes"),
+    ):
+        if section:
+            program.section_bytes[section] = 32  # type: ignore[index]
+        with pytest.raises(EmberdError, match=message):
+            Model(Artifact.open(tiny.write(tmp_path / "a", program)))
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_damaged_program_opens_or_is_refused(
+    tiny: Any, tiny_artifact: Artifact, data: st.DataObject
+) -> None:
+    """Whatever an encoded program holds, opening it works or raises EmberdError."""
+    encoded = tiny.program.encode()
+    table = data.draw(st.sampled_from(["buffers", "shapes", "steps"]))
+    raw = bytearray(encoded.sequences[0][2] if table == "steps" else getattr(encoded, table))
+    size = 4 if table == "steps" else 8
+    limit = 2 ** (8 * size - 1)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(raw) // size - 1)) * size
+        value = data.draw(st.integers(-limit, limit - 1) | st.integers(-2, 70))
+        raw[at : at + size] = value.to_bytes(size, "little", signed=True)
+    if table == "steps":
+        (tokens, role, _), *others = encoded.sequences
+        encoded = replace(encoded, sequences=((tokens, role, bytes(raw)), *others))
+    else:
+        encoded = replace(encoded, **{table: bytes(raw)})
+    artifact = copy(tiny_artifact)
+    artifact.program = encoded
+    try:
+        Model(artifact, threads=1).close()
+    except EmberdError as error:
+        assert "program: " in str(error)
