@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.program import INT64_MAX, integer
+from emberd.daemon.record import INT32_MAX, INT64_MAX, Record
 
 FORMAT = "emberd-artifact"
 VERSION = 1
@@ -35,25 +35,22 @@ class ModelDescription:
     details: Mapping[str, Any]
 
     @classmethod
-    def from_json(cls, value: Any) -> ModelDescription:
-        """Checks the manifest's "model"; EmberdError names the field that is wrong."""
-        fields = dict(_mapping(value, "model"))
-        for key in ("name", "architecture", "recipe"):
-            if not isinstance(fields.get(key), str):
-                raise EmberdError(f"manifest: model.{key} is not a string")
-        for key in ("vocab_size", "hidden_size", "layers", "max_context"):
-            integer(fields.get(key), f"manifest: model.{key}", 1, 2**31 - 1)
-        stop, last = fields.get("stop_tokens"), fields["vocab_size"] - 1
-        if not isinstance(stop, list):
-            raise EmberdError("manifest: model.stop_tokens is not a list")
-        fields["stop_tokens"] = tuple(
-            integer(token, "manifest: a stop token", 0, last) for token in stop
-        )
-        fields["details"] = _mapping(fields.get("details"), "model.details")
-        known = cls.__dataclass_fields__
-        if unknown := sorted(set(fields) - set(known)):
+    def from_record(cls, model: Record) -> ModelDescription:
+        """Reads the manifest's "model"; EmberdError names the field that is wrong."""
+        if unknown := sorted(set(model.members) - set(cls.__dataclass_fields__)):
             raise EmberdError(f"manifest: unknown model fields {unknown}")
-        return cls(**fields)
+        vocab_size = model.integer("vocab_size", 1, INT32_MAX)
+        return cls(
+            name=model.string("name"),
+            architecture=model.string("architecture"),
+            vocab_size=vocab_size,
+            hidden_size=model.integer("hidden_size", 1, INT32_MAX),
+            layers=model.integer("layers", 1, INT32_MAX),
+            max_context=model.integer("max_context", 1, INT32_MAX),
+            stop_tokens=model.integers("stop_tokens", 0, vocab_size - 1),
+            recipe=model.string("recipe"),
+            details=model.record("details").members,
+        )
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ class Manifest:
             top = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise EmberdError(f"{MANIFEST} is not JSON: {error}") from None
-        top = _mapping(top, "the top level")
+        record = Record(top, "manifest")
         if top.get("format") != FORMAT:
             raise EmberdError(f"{MANIFEST}: format {top.get('format')!r:.80}, expected {FORMAT!r}")
         for key, expected in (("version", VERSION), ("abi", ABI)):
@@ -98,11 +95,11 @@ class Manifest:
                     f"artifact {key} {top.get(key)!r:.80}, this emberd reads {expected}: "
                     "rebuild it with a matching emberc"
                 )
-        files = _files(top.get("files"))
+        files = _files(record.record("files"))
         return cls(
-            model=ModelDescription.from_json(top.get("model")),
-            target=_string(top.get("target"), "target"),
-            kernels=_kernels(top.get("kernels"), files),
+            model=ModelDescription.from_record(record.record("model")),
+            target=record.string("target"),
+            kernels=_kernels(record, files),
             files=files,
         )
 
@@ -118,46 +115,26 @@ def check_name(name: str) -> None:
         raise EmberdError(f"{name!r:.80} is not a plain file name")
 
 
-def _files(value: Any) -> dict[str, FileEntry]:
+def _files(record: Record) -> dict[str, FileEntry]:
     files = {}
-    for name, entry in _mapping(value, "files").items():
+    for name in record.members:
         check_name(name)
-        fields = _mapping(entry, f"files.{name}")
-        size = integer(fields.get("bytes"), f"manifest: size of {name}", 0, INT64_MAX)
-        files[name] = FileEntry(size, _string(fields.get("blake2b"), f"hash of {name}"))
+        entry = record.record(name)
+        files[name] = FileEntry(entry.integer("bytes", 0, INT64_MAX), entry.string("blake2b"))
     for name in (PROGRAM, *LARGE):
         if name not in files:
             raise EmberdError(f"the manifest lists no {name}")
     return files
 
 
-def _kernels(value: Any, files: Mapping[str, FileEntry]) -> tuple[KernelVariant, ...]:
-    if not isinstance(value, list) or not value:
-        raise EmberdError("manifest: kernels is not a list of variants")
+def _kernels(record: Record, files: Mapping[str, FileEntry]) -> tuple[KernelVariant, ...]:
     variants = []
-    for entry in value:
-        fields = _mapping(entry, "kernels")
-        features = fields.get("cpu_features")
-        if not isinstance(features, list):
-            raise EmberdError("manifest: cpu_features is not a list")
-        variant = KernelVariant(
-            _string(fields.get("isa"), "isa"),
-            _string(fields.get("file"), "kernel file"),
-            tuple(_string(feature, "a CPU feature") for feature in features),
-        )
+    for entry in record.records("kernels"):
+        features = entry.strings("cpu_features")
+        variant = KernelVariant(entry.string("isa"), entry.string("file"), features)
         if variant.file not in files or variant.file in LARGE:
             raise EmberdError(f"manifest: kernel file {variant.file!r:.80} is not listed")
         variants.append(variant)
+    if not variants:
+        raise EmberdError("manifest: kernels is empty")
     return tuple(variants)
-
-
-def _mapping(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise EmberdError(f"manifest: {what} is not a map")
-    return value
-
-
-def _string(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise EmberdError(f"manifest: {what} is not a string")
-    return value

@@ -17,14 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any
 
 import msgpack
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.record import INT64_MAX, Record
 
 PROGRAM_VERSION = 1
 BUFFER_FIELDS = 8
-INT64_MAX = 2**63 - 1
 LARGEST_CHUNK = 1 << 16
 SECTION_SIZES = ("scratch", "state", "kv_per_token", "logits", "tokens", "positions")
 ROLES = ("body", "logits_last", "logits_all")
@@ -113,34 +112,29 @@ class EncodedProgram:
             top = msgpack.unpackb(data)
         except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
             raise EmberdError(f"program.msgpack is not readable: {error}") from error
-        top = _mapping(top, "the program")
+        record = Record(top, "program")
         version = top.get("version")
         if version != PROGRAM_VERSION:
             raise EmberdError(
                 f"program version {version!r}, this emberd reads {PROGRAM_VERSION}: "
                 "rebuild the artifact with a matching emberc"
             )
-        symbols = tuple(_string(s, "a kernel symbol") for s in _list(top, "symbols"))
+        symbols = record.strings("symbols")
         for symbol in symbols:
             if not (symbol.isascii() and symbol.isidentifier()):
                 raise EmberdError(f"program: kernel symbol {symbol!r} is not a C identifier")
-        chunks = tuple(
-            integer(n, "program: a chunk size", 1, LARGEST_CHUNK) for n in _list(top, "chunk_sizes")
-        )
+        chunks = record.integers("chunk_sizes", 1, LARGEST_CHUNK)
         if not chunks or any(a >= b for a, b in pairwise(chunks)):
             raise EmberdError(f"program: chunk sizes {list(chunks)} are not ascending")
-        sizes = _mapping(top.get("section_bytes"), "section_bytes")
+        sizes = record.record("section_bytes")
         return cls(
             symbols=symbols,
             chunk_sizes=chunks,
-            buffers=_packed(top, "buffers", 8 * BUFFER_FIELDS),
-            shapes=_packed(top, "shapes", 8),
-            section_bytes={
-                name: integer(sizes.get(name), f"program: section_bytes.{name}", 0, INT64_MAX)
-                for name in SECTION_SIZES
-            },
-            tables=_packed(top, "tables", 4),
-            sequences=_sequences(_list(top, "sequences"), chunks),
+            buffers=record.packed("buffers", 8 * BUFFER_FIELDS),
+            shapes=record.packed("shapes", 8),
+            section_bytes={name: sizes.integer(name, 0, INT64_MAX) for name in SECTION_SIZES},
+            tables=record.packed("tables", 4),
+            sequences=_sequences(record.records("sequences"), chunks),
         )
 
     def to_bytes(self) -> bytes:
@@ -226,48 +220,16 @@ class Program:
         return cls.decode(EncodedProgram.from_bytes(data))
 
 
-def integer(value: Any, what: str, low: int, high: int) -> int:
-    """`value` as an integer in [low, high], else an EmberdError that starts with `what`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise EmberdError(f"{what} is {value!r:.80}, expected an integer from {low} to {high}")
-    return value
-
-
-def _mapping(value: Any, what: str) -> dict[Any, Any]:
-    if not isinstance(value, dict):
-        raise EmberdError(f"program: {what} is not a map")
-    return value
-
-
-def _list(top: dict[Any, Any], key: str) -> list[Any]:
-    value = top.get(key)
-    if not isinstance(value, list):
-        raise EmberdError(f"program: {key} is not a list")
-    return value
-
-
-def _string(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise EmberdError(f"program: {what} is {value!r:.80}, expected a string")
-    return value
-
-
-def _packed(top: dict[Any, Any], key: str, unit: int) -> bytes:
-    value = top.get(key)
-    if not isinstance(value, bytes) or len(value) % unit:
-        raise EmberdError(f"program: {key} is not a packed table of {unit}-byte entries")
-    return value
-
-
-def _sequences(values: list[Any], chunks: tuple[int, ...]) -> tuple[tuple[int, str, bytes], ...]:
+def _sequences(
+    records: list[Record], chunks: tuple[int, ...]
+) -> tuple[tuple[int, str, bytes], ...]:
     sequences = []
-    for value in values:
-        fields = _mapping(value, "a sequence")
-        role = _string(fields.get("role"), "a sequence's role")
+    for record in records:
+        role = record.string("role")
         if role not in ROLES:
             raise EmberdError(f"program: role {role!r:.80}, expected one of {', '.join(ROLES)}")
-        tokens = integer(fields.get("tokens"), "program: a sequence's tokens", 1, LARGEST_CHUNK)
-        sequences.append((tokens, role, _packed(fields, "steps", 4)))
+        tokens = record.integer("tokens", 1, LARGEST_CHUNK)
+        sequences.append((tokens, role, record.packed("steps", 4)))
     expected = sorted((tokens, role) for tokens in chunks for role in ROLES)
     if sorted((tokens, role) for tokens, role, _ in sequences) != expected:
         raise EmberdError("program: expected one sequence per chunk size and role, no more")
