@@ -39,6 +39,7 @@ from emberd.compile.isa.vector import (
     kernel,
     load,
     multiply_add,
+    prefetch,
     stack_buffer,
     store,
     type_of,
@@ -307,8 +308,8 @@ class _Attention:
                 for i, row in enumerate(rows):
                     # The rows of a head are not adjacent, and the hardware does not foresee them:
                     # fetch the keys of the next block and the values of this one.
-                    _prefetch(self.key_cache, [row + _BLOCK_SCORES // tile, kv_head, first])
-                    _prefetch(self.value_cache, [row, kv_head, first])
+                    prefetch(self.key_cache, [row + _BLOCK_SCORES // tile, kv_head, first])
+                    prefetch(self.value_cache, [row, kv_head, first])
                     key = load_float(self.isa, self.key_cache, [row, kv_head, first], lanes)
                     for head, query in enumerate(queries):
                         products[i * tile + head].add_product(key, query)
@@ -360,10 +361,3 @@ def _unless(condition: Expr, value: Expr) -> Expr:
     """The vector, or zeros where the scalar condition holds, whatever the vector is then."""
     lanes = type_of(value)[1]
     return pinned(T.Select(broadcast(condition, lanes), constant(0.0, lanes), value))
-
-
-def _prefetch(buffer: Expr, indices: list[Expr]) -> None:
-    """Ask for the element in the second-level cache. An address outside the buffer is harmless."""
-    read, second_level, data = T.int32(0), T.int32(2), T.int32(1)
-    address = T.address_of(buffer[tuple(indices)])
-    T.evaluate(T.call_llvm_intrin("", "llvm.prefetch", address, read, second_level, data))

@@ -24,6 +24,7 @@ from emberd.compile.isa.vector import (
     load,
     max_lanes,
     multiply_add,
+    prefetch,
     round_to_int,
     stack_buffer,
     store,
@@ -44,6 +45,8 @@ RowMap = Callable[[Expr], Expr]
 
 _FLOAT_ROWS = 4  # weight rows in f32 that one pass over token rows serves
 _SMALLEST = 2.0**-100  # a group whose largest activation is below this counts as zero
+_CACHE_LINE = 64  # bytes
+_BLOCKS_AHEAD = 8  # of weights, asked for while the present one is multiplied
 _INVERSE_127 = float(np.float32(1 / 127))
 
 
@@ -147,6 +150,8 @@ class Weights:
             + T.int64(self.offset)
         )
         with T.serial(0, (groups + 1) // 2) as block:
+            if not _is_one(count):
+                self._prefetch(T.Bind(tile_offset + block * self.format.block_bytes))
             halves = 2 if groups % 2 == 0 else T.min(2, groups - block * 2)
             with T.serial(0, halves) as half, T.serial(0, TILE // isa.lanes) as part:
                 at = _GroupPosition(
@@ -195,6 +200,12 @@ class Weights:
                 T.Cast(vector_type("float32", lanes), product), scale, load(sums, position, lanes)
             )
             store(sums, total, position)
+
+    def _prefetch(self, block: Expr) -> None:
+        """With several rows, loads are too far apart for the hardware to keep memory busy."""
+        for line in range(0, self.format.block_bytes, _CACHE_LINE):
+            ahead = block + _BLOCKS_AHEAD * self.format.block_bytes + line
+            prefetch(self.buffer, [*self.prefix, ahead])
 
     def _load(self, offset: Expr, count: int) -> Expr:
         return load(self.buffer, [*self.prefix, offset], count)
