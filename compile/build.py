@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from emberd.compile.convert import convert
 from emberd.compile.converted import MODEL_FILE, ConvertedModel
 from emberd.compile.isa.isa import ISAS, host_isas
 from emberd.compile.package import write_artifact
-from emberd.compile.pipeline import compile_blocks
+from emberd.compile.pipeline import OPTIONAL_PASSES, check_optional, compile_blocks
 from emberd.compile.quantize.formats import FORMATS
 from emberd.compile.quantize.recipes import RECIPES, Recipe
 from emberd.daemon.errors import EmberdError
@@ -30,12 +30,15 @@ def build(
     dump: Path | None = None,
     chunk_sizes: Sequence[int] = CHUNK_SIZES,
     name: str | None = None,
+    disabled: Collection[str] = (),
 ) -> list[str]:
     """Build an artifact; returns what the passes did, a line each.
 
     `target` "host" compiles for the best instruction set of this machine only; a named target for
-    all of its instruction sets. Raises EmberdError; nothing is then left at `destination`.
+    all of its instruction sets. `disabled` names optional passes to leave out. Raises EmberdError;
+    nothing is then left at `destination`.
     """
+    check_optional(disabled)
     try:
         found = find_target(target)
     except UnknownTargetError as error:
@@ -60,7 +63,13 @@ def build(
                 bar.update()
 
             compiled = compile_blocks(
-                model, RECIPES[recipe], isas[0], list(chunk_sizes), dump=dump, progress=progress
+                model,
+                RECIPES[recipe],
+                isas[0],
+                list(chunk_sizes),
+                disabled=disabled,
+                dump=dump,
+                progress=progress,
             )
             write_artifact(
                 destination,
@@ -69,7 +78,6 @@ def build(
                 found.name,
                 isas,
                 compiled,
-                list(chunk_sizes),
                 progress,
             )
     return compiled.report
@@ -94,6 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", help="of the model when SOURCE is a checkpoint (default: its folder)"
     )
+    parser.add_argument(
+        "--disable",
+        metavar="PASS",
+        action="append",
+        default=[],
+        help=f"leave out an optional pass; may be repeated: {', '.join(OPTIONAL_PASSES)}",
+    )
     parser.add_argument("--dump", type=Path, help="write the IR after each phase to this folder")
 
 
@@ -105,6 +120,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.recipe,
         arguments.dump,
         name=arguments.name,
+        disabled=arguments.disable,
     )
     for line in lines:
         print(line)

@@ -46,7 +46,6 @@ def write_artifact(
     target: str,
     isas: list[Isa],
     compiled: CompiledBlocks,
-    chunks: list[int],
     progress: Callable[[str], None] = lambda _label: None,
 ) -> None:
     """Write the artifact of `model` at `destination`, complete or not at all.
@@ -78,7 +77,7 @@ def write_artifact(
         first_expert={position: index * experts for index, position in enumerate(layers)},
         slots=len(layers) * experts,
     )
-    program = builder.build(compiled.programs, chunks)
+    program = builder.build(compiled.programs, compiled.chunks)
     with ArtifactWriter(destination, description, target=target) as writer:
         writer.write_program(program)
         for isa in isas:

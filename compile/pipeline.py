@@ -6,17 +6,18 @@ import hashlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
 from emberd.compile.converted import ConvertedModel
 from emberd.compile.isa.isa import Isa
+from emberd.compile.passes.fuse_expert_gather import fuse_expert_gather
 from emberd.compile.passes.fuse_gated_activation import fuse_gated_activation
 from emberd.compile.passes.fuse_gated_sum import fuse_gated_sum
 from emberd.compile.passes.fuse_linear import fuse_embedding, fuse_linear
-from emberd.compile.passes.fuse_rms_norm import centre_rms_norm, fuse_rms_norm, gate_rms_norm
+from emberd.compile.passes.fuse_rms_norm import fuse_rms_norm
 from emberd.compile.passes.fuse_router import fuse_router
 from emberd.compile.passes.import_onnx import import_onnx
 from emberd.compile.passes.lower_kernels import ACQUIRE_EXPERTS, KernelLibrary, lower_kernels
@@ -33,12 +34,21 @@ from tvm import tirx
 CACHE_DTYPES = {"f32": "float32", "q8": "float16", "q4": "float16"}  # KV cache, by recipe
 
 
+# Without these a model still compiles, to slower kernels; every other pass is needed.
+OPTIONAL_PASSES = ("fuse_gated_activation", "fuse_gated_sum", "fuse_rms_norm", "moa_fusion")
+_GATHERED_BYTES = 1 << 30  # of dequantised experts that a chunk may gather without moa_fusion
+
+
 @dataclass(frozen=True)
 class CompiledBlocks:
-    """Block programs by (block kind, tokens), the kernels they call, and what passes reported."""
+    """Block programs by (block kind, tokens), the kernels they call, and what passes reported.
+
+    `chunks`: the numbers of tokens that there are programs for, ascending.
+    """
 
     programs: dict[tuple[str, int], BlockProgram]
     kernels: KernelLibrary
+    chunks: list[int]
     report: list[str]
 
 
@@ -48,48 +58,98 @@ def compile_blocks(
     isa: Isa,
     chunks: list[int],
     *,
+    disabled: Collection[str] = (),
     dump: Path | None = None,
     progress: Callable[[str], None] = lambda _label: None,
 ) -> CompiledBlocks:
     """Compile every block kind of `model` for every number of tokens in `chunks`.
 
-    `isa` gives the dumped IR its kernel bodies; programs are the same for all. With `dump`, the IR
-    after each phase is written there as NN-phase.py.
+    `isa` gives the dumped IR its kernel bodies; programs are the same for all. `disabled` names
+    optional passes to leave out; without moa_fusion, large chunks are left out as well. With
+    `dump`, the IR after each phase is written there as BLOCK-tTOKENS/NN-phase.py, and the report
+    as report.txt.
     """
     library = KernelLibrary()
     programs: dict[tuple[str, int], BlockProgram] = {}
-    reports: list[str] = []
+    reports: dict[tuple[str, int], list[str]] = {}
+    kept = chunks if "moa_fusion" not in disabled else _gathering_chunks(model, chunks)
     for block in dict.fromkeys(instance.block for instance in model.stack):
         onnx_model = model.block_model(block)
-        for tokens in chunks:
+        for tokens in kept:
             progress(f"{block} x {tokens}")
             module = import_onnx(onnx_model, tokens, cache_dtype=CACHE_DTYPES[recipe.name])
             folder = None if dump is None else dump / f"{block}-t{tokens}"
             _dump(folder, 1, "import_onnx", module)
-            phases = [
-                simplify_gather(),
-                fuse_rms_norm(),
-                centre_rms_norm(),
-                gate_rms_norm(),
-                moa_fusion(),
-                fuse_router(),
-                fuse_gated_activation(),
-                fuse_gated_sum(),
-                fuse_linear(),
-                fuse_embedding(),
-                quantise(recipe, block),
-                lower_kernels(isa, library),
-                lower_remaining(),
-                plan_memory(),
-            ]
             with tvm.target.Target(isa.target):
-                for number, phase in enumerate(phases, start=2):
-                    module = phase(module)
-                    _dump(folder, number, str(phase.info.name), module)
+                for number, phase in enumerate(_phases(recipe, block, isa, library), start=2):
+                    if phase.info.name not in disabled:
+                        module = phase(module)
+                        _dump(folder, number, str(phase.info.name), module)
             symbols = _share_remaining(module, library)
             programs[block, tokens] = extract(module["main"], symbols)
-            reports += [f"{block} x {tokens}: {line}" for line in report(module)]
-    return CompiledBlocks(programs, library, reports)
+            reports[block, tokens] = report(module)
+    lines = [f"{name}: disabled" for name in sorted(set(disabled))]
+    if kept != chunks:
+        left_out = ", ".join(str(size) for size in chunks if size not in kept)
+        lines.append(
+            f"chunk sizes {left_out}: left out, as without moa_fusion a chunk gathers its experts "
+            "in float32"
+        )
+    lines += _summary(model, reports)
+    if dump is not None:
+        (dump / "report.txt").write_text("".join(f"{line}\n" for line in lines))
+    return CompiledBlocks(programs, library, kept, lines)
+
+
+def check_optional(disabled: Collection[str]) -> None:
+    """Raises EmberdError for the name of a pass that does not exist or cannot be left out."""
+    for name in disabled:
+        if name not in OPTIONAL_PASSES:
+            raise EmberdError(
+                f"pass {name!r} cannot be disabled; those that can: {', '.join(OPTIONAL_PASSES)}"
+            )
+
+
+def _phases(
+    recipe: Recipe, block: str, isa: Isa, library: KernelLibrary
+) -> list[tvm.transform.Pass]:
+    """The passes in order, from the second phase on."""
+    return [
+        simplify_gather(),
+        fuse_rms_norm(),
+        moa_fusion(),
+        fuse_router(),
+        fuse_expert_gather(),
+        fuse_gated_activation(),
+        fuse_gated_sum(),
+        fuse_linear(),
+        fuse_embedding(),
+        quantise(recipe, block),
+        lower_kernels(isa, library),
+        lower_remaining(),
+        plan_memory(),
+    ]
+
+
+def _gathering_chunks(model: ConvertedModel, chunks: list[int]) -> list[int]:
+    """The chunks whose gathered experts stay within `_GATHERED_BYTES`, or else one token."""
+    moe = model.dimensions.moe
+    expert = 3 * moe.intermediate_size * model.dimensions.hidden_size * 4
+    largest = max(1, _GATHERED_BYTES // (moe.top_k * expert))
+    return [size for size in chunks if size <= largest]
+
+
+def _summary(model: ConvertedModel, reports: dict[tuple[str, int], list[str]]) -> list[str]:
+    """What passes reported, by block; chunk sizes are named where they differ."""
+    stack = [instance.block for instance in model.stack]
+    lines = []
+    for block in dict.fromkeys(stack):
+        by_tokens = {tokens: notes for (name, tokens), notes in reports.items() if name == block}
+        for note in dict.fromkeys(note for notes in by_tokens.values() for note in notes):
+            sizes = [tokens for tokens, notes in by_tokens.items() if note in notes]
+            where = "" if len(sizes) == len(by_tokens) else f" (chunk sizes {sizes})"
+            lines.append(f"{block} x {stack.count(block)}: {note}{where}")
+    return lines
 
 
 def build_library(library: KernelLibrary, isa: Isa) -> bytes:

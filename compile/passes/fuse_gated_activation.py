@@ -31,4 +31,4 @@ def _fuse(kind: str) -> tvm.transform.Pass:
             return None
         return operators.call("gated_activation", [first, second], [kind], matched.ty)
 
-    return pattern_pass(f"fuse_{kind}_gate", pattern, rewriter, f"{kind} gate")
+    return pattern_pass("fuse_gated_activation", pattern, rewriter, f"{kind} gate")

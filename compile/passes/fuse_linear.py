@@ -44,7 +44,7 @@ def _fuse_matmul() -> tvm.transform.Pass:
             return None
         return operators.call("linear", [matches[x], matches[weight]], [], matched.ty)
 
-    return pattern_pass("fuse_matmul", linear(x, weight), rewriter, "projection")
+    return pattern_pass("fuse_linear", linear(x, weight), rewriter, "projection")
 
 
 def _fuse_residual() -> tvm.transform.Pass:
@@ -57,4 +57,4 @@ def _fuse_residual() -> tvm.transform.Pass:
         tensors = [matches[x], matches[weight], matches[residual]]
         return operators.call("linear", tensors, [], matched.ty)
 
-    return pattern_pass("fuse_residual", pattern, rewriter, "residual added by its projection")
+    return pattern_pass("fuse_linear", pattern, rewriter, "residual added by its projection")

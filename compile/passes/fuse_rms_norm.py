@@ -19,41 +19,37 @@ from tvm import relax
 
 
 def fuse_rms_norm() -> tvm.transform.Pass:
-    """x / sqrt(mean(x*x, -1) + eps) * (w or 1 + w) becomes rms_norm(x, w; eps, zero_centred)."""
-    x, eps, scale = wildcard(), wildcard(), wildcard()
+    """RMSNorm over the last axis becomes one operator, with the gate that follows it inside.
+
+    x / sqrt(mean(x*x, -1) + eps) * (w or 1 + w) becomes rms_norm(x, w; eps, zero_centred), and
+    rms_norm(x, w) * silu(gate) becomes rms_norm(x, w, gate).
+    """
+    return tvm.transform.Sequential([_fuse_norm(), _fuse_gate()], name="fuse_rms_norm")
+
+
+def _fuse_norm() -> tvm.transform.Pass:
+    x, eps, weight, one, scale = (wildcard() for _ in range(5))
     mean = is_op("relax.mean")(multiply(x, x))
     root = is_op("relax.sqrt")(add(mean, eps))
-    pattern = multiply(is_op("relax.divide")(x, root), scale)
+    pattern = multiply(is_op("relax.divide")(x, root), add(weight, one) | scale)
 
     def rewriter(matched: relax.Expr, matches: Matches) -> relax.Expr | None:
         epsilon = constant_value(matches[eps])
-        reduced = matches[mean]
-        if epsilon is None or [int(axis) for axis in reduced.attrs.axis] not in ([-1],):
+        zero_centred = one in matches
+        factor = matches[weight if zero_centred else scale]
+        if epsilon is None or [int(axis) for axis in matches[mean].attrs.axis] != [-1]:
             return None
-        weight, zero_centred = matches[scale], 0
-        if len(weight.ty.shape) != 1:
+        if zero_centred and constant_value(matches[one]) != 1.0:
             return None
-        return operators.call("rms_norm", [matches[x], weight], [epsilon, zero_centred], matched.ty)
+        if len(factor.ty.shape) != 1:
+            return None
+        scalars = [epsilon, int(zero_centred)]
+        return operators.call("rms_norm", [matches[x], factor], scalars, matched.ty)
 
     return pattern_pass("fuse_rms_norm", pattern, rewriter, "RMSNorm")
 
 
-def centre_rms_norm() -> tvm.transform.Pass:
-    """rms_norm(x, w + 1) becomes a zero-centred rms_norm(x, w)."""
-    x, weight, one, eps = wildcard(), wildcard(), wildcard(), wildcard()
-    pattern = operator("rms_norm", x, add(weight, one), eps, wildcard())
-
-    def rewriter(matched: relax.Expr, matches: Matches) -> relax.Expr | None:
-        if constant_value(matches[one]) != 1.0:
-            return None
-        epsilon = float(matches[eps].value)
-        return operators.call("rms_norm", [matches[x], matches[weight]], [epsilon, 1], matched.ty)
-
-    return pattern_pass("centre_rms_norm", pattern, rewriter, "zero-centred weight")
-
-
-def gate_rms_norm() -> tvm.transform.Pass:
-    """rms_norm(x, w) * silu(gate) becomes rms_norm(x, w, gate)."""
+def _fuse_gate() -> tvm.transform.Pass:
     x, weight, eps, centred, gate = (wildcard() for _ in range(5))
     pattern = multiply(operator("rms_norm", x, weight, eps, centred), silu(gate))
 
@@ -62,4 +58,4 @@ def gate_rms_norm() -> tvm.transform.Pass:
         tensors = [matches[x], matches[weight], matches[gate]]
         return operators.call("rms_norm", tensors, scalars, matched.ty)
 
-    return pattern_pass("gate_rms_norm", pattern, rewriter, "SiLU gate in RMSNorm")
+    return pattern_pass("fuse_rms_norm", pattern, rewriter, "SiLU gate of RMSNorm")

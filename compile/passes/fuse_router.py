@@ -41,8 +41,8 @@ def fuse_router() -> tvm.transform.Pass:
 
     return tvm.transform.Sequential(
         [
-            pattern_pass("fuse_router_weights", router.weights, weights, "router weights"),
-            pattern_pass("fuse_router_ids", router.ids, ids, "router ids"),
+            pattern_pass("fuse_router", router.weights, weights, "router weights"),
+            pattern_pass("fuse_router", router.ids, ids, "router ids"),
             relax.transform.EliminateCommonSubexpr(),
         ],
         name="fuse_router",

@@ -14,6 +14,7 @@ from emberd.compile.kernels.embedding import embedding
 from emberd.compile.kernels.gated_activation import gated_activation
 from emberd.compile.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_scratch
 from emberd.compile.kernels.gated_sum import gated_sum
+from emberd.compile.kernels.gather_experts import gather_experts
 from emberd.compile.kernels.linear import linear, linear_scratch
 from emberd.compile.kernels.moe import moe, moe_scratch
 from emberd.compile.kernels.rms_norm import rms_norm
@@ -28,6 +29,7 @@ from tvm.script.ir_builder.tirx import prim_func
 
 Builder = Callable[[Isa], tirx.PrimFunc]
 ACQUIRE_EXPERTS = "acquire_experts"
+_IDS_ARGUMENT = {"moe": 1, "gather_experts": 0}  # operators that end in a table and a bank
 
 
 class KernelLibrary:
@@ -72,13 +74,14 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         super().__init__(module)
         self._isa, self._library = isa, library
         self._variables: dict[str, relax.GlobalVar] = {}
+        self._acquired: dict[relax.Var, relax.Var] = {}  # ids: the same once resident
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
         parsed = operators.parse(call)
         if parsed is None:
             return call
-        if parsed.name == "moe":
+        if parsed.name in _IDS_ARGUMENT:
             self._acquire(parsed)
         arguments, result = _flatten_rows(self.builder_, parsed)
         kernel = _LOWERINGS[parsed.name](parsed)
@@ -102,11 +105,14 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         return picked[0] if len(picked) == 1 else relax.Tuple(picked)
 
     def _acquire(self, parsed: OperatorCall) -> None:
-        """Between router and experts the core makes the chosen experts resident."""
-        _x, ids, _weights, table, bank = parsed.tensors
-        variable = self._variable(lambda _isa: _acquire_experts(ids, table, bank))
-        call = relax.op.call_tir_inplace(variable, [ids, table, bank], [0], [ids.ty])
-        parsed.tensors[1] = self.builder_.emit(call)
+        """Between router and experts the core makes the chosen experts resident, once."""
+        position = _IDS_ARGUMENT[parsed.name]
+        ids, (table, bank) = parsed.tensors[position], parsed.tensors[-2:]
+        if ids not in self._acquired:
+            variable = self._variable(lambda _isa: _acquire_experts(ids, table, bank))
+            call = relax.op.call_tir_inplace(variable, [ids, table, bank], [0], [ids.ty])
+            self._acquired[ids] = self.builder_.emit(call)
+        parsed.tensors[position] = self._acquired[ids]
 
     def _variable(self, build: Builder) -> relax.GlobalVar:
         function = build(self._isa)
@@ -215,6 +221,20 @@ def _lower_moe(parsed: OperatorCall) -> _Kernel:
     )
 
 
+def _lower_gather_experts(parsed: OperatorCall) -> _Kernel:
+    _rows, tokens = _tokens(parsed)
+    matrix, name, hidden, intermediate, experts = parsed.scalars
+    static: dict[str, Any] = {
+        "format": name,
+        "matrix": matrix,
+        "hidden": hidden,
+        "intermediate": intermediate,
+        "experts": experts,
+        "top_k": static_shape(parsed.tensors[0])[1],
+    }
+    return _Kernel(lambda isa: gather_experts(isa, **static, tokens=tokens))
+
+
 def _lower_rms_norm(parsed: OperatorCall) -> _Kernel:
     rows, columns = _rows(parsed)
     eps, zero_centred = parsed.scalars
@@ -290,6 +310,7 @@ _LOWERINGS: dict[str, Callable[[OperatorCall], _Kernel]] = {
     "embedding": _lower_embedding,
     "router": _lower_router,
     "moe": _lower_moe,
+    "gather_experts": _lower_gather_experts,
     "rms_norm": _lower_rms_norm,
     "gated_activation": _lower_gated_activation,
     "gated_sum": _lower_gated_sum,

@@ -11,6 +11,7 @@ def lower_remaining() -> tvm.transform.Pass:
     return tvm.transform.Sequential(
         [
             relax.transform.CanonicalizeBindings(),
+            relax.transform.FuseTransposeMatmul(),
             relax.transform.LegalizeOps(),
             relax.transform.RewriteDataflowReshape(),
             relax.transform.AnnotateTIROpPattern(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import tvm
 from emberd.compile.passes import operators
 from emberd.compile.passes.rewrite import note
@@ -11,15 +13,16 @@ from tvm import relax
 
 BANK, EXPERT_TABLE = "expert_bank", "expert_table"
 _WEIGHT_ARGUMENT = {"linear": 1, "embedding": 1}
+_EXPERT_MATRICES = {"experts_gate_up": "gate_up", "experts_down": "down"}
 
 
 def quantise(recipe: Recipe, block: str) -> tvm.transform.Pass:
     """Give each weight of `block` its format.
 
     The weight of a `linear` or `embedding` becomes uint8[packed_bytes] unless it stays f32, and the
-    operator learns the format. The two expert weights of a `moe` become its bank uint8[S,
-    expert_bytes] and the table i32[E] from expert id to blob. Raises EmberdError naming a dimension
-    that the format cannot take.
+    operator learns the format. The expert weights of a `moe` or of `gather_experts` become the bank
+    uint8[S, expert_bytes] and the table i32[E] from expert id to blob. Raises EmberdError naming a
+    dimension that the format cannot take.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="quantise")  # type: ignore[untyped-decorator]
@@ -32,6 +35,14 @@ def quantise(recipe: Recipe, block: str) -> tvm.transform.Pass:
         return note(module, f"quantise: {counts}") if counts else module
 
     return run
+
+
+@dataclass(frozen=True)
+class _Bank:
+    """What an operator over experts takes instead of their weights."""
+
+    tensors: list[relax.Expr]  # table, bank
+    scalars: list[operators.Scalar]  # format, hidden, intermediate, experts
 
 
 @relax.expr_functor.mutator
@@ -61,6 +72,8 @@ class _Quantiser(relax.PyExprMutator):  # type: ignore[misc]
             return call
         if parsed.name == "moe":
             return self._moe(parsed)
+        if parsed.name == "gather_experts":
+            return self._gather_experts(parsed)
         if parsed.name in _WEIGHT_ARGUMENT:
             return self._matrix(parsed)
         return call
@@ -84,17 +97,27 @@ class _Quantiser(relax.PyExprMutator):  # type: ignore[misc]
     def _moe(self, parsed: operators.OperatorCall) -> relax.Call:
         x, ids, weights, gate_up, down = parsed.tensors
         experts, doubled, hidden = operators.static_shape(gate_up)
-        intermediate = doubled // 2
-        name = self._recipe.format_of(self._block, down.name)
+        bank = self._bank(down.name, experts, hidden, doubled // 2)
+        tensors = [x, ids, weights, *bank.tensors]
+        return operators.call("moe", tensors, bank.scalars, parsed.result)
+
+    def _gather_experts(self, parsed: operators.OperatorCall) -> relax.Call:
+        ids, weights = parsed.tensors
+        matrix = _EXPERT_MATRICES[weights.name]
+        experts, rows, columns = operators.static_shape(weights)
+        hidden, intermediate = (columns, rows // 2) if matrix == "gate_up" else (rows, columns)
+        bank = self._bank(weights.name, experts, hidden, intermediate)
+        scalars = [matrix, *bank.scalars]
+        return operators.call("gather_experts", [ids, *bank.tensors], scalars, parsed.result)
+
+    def _bank(self, weights: str, experts: int, hidden: int, intermediate: int) -> _Bank:
+        name = self._recipe.format_of(self._block, weights)
         self.counts[name] = self.counts.get(name, 0) + 1
-        FORMATS[name].check(doubled, hidden)
-        FORMATS[name].check(hidden, intermediate)
+        blob = expert_bytes(FORMATS[name], hidden, intermediate)
         table = self._parameter(EXPERT_TABLE, operators.tensor([experts], "int32"))
         slots = tvm.tirx.Var("slots", "int64")
-        blob = expert_bytes(FORMATS[name], hidden, intermediate)
         bank = self._parameter(BANK, operators.tensor([slots, blob], "uint8"))
-        scalars: list[operators.Scalar] = [name, hidden, intermediate, experts]
-        return operators.call("moe", [x, ids, weights, table, bank], scalars, parsed.result)
+        return _Bank([table, bank], [name, hidden, intermediate, experts])
 
     def _parameter(self, name: str, kind: relax.Type) -> relax.Var:
         return self._replaced.setdefault(name, relax.Var(name, kind))

@@ -32,28 +32,33 @@ def report(module: tvm.IRModule) -> list[str]:
 def pattern_pass(
     name: str, pattern: DFPattern, rewriter: Rewriter, describe: str
 ) -> tvm.transform.Pass:
-    """A module pass that rewrites every match of `pattern` in `main`, notes how many there were.
+    """A module pass that rewrites every match of `pattern` in `main`, and notes how many.
 
-    `rewriter` gets the matched expression and what each sub-pattern matched; it returns the
-    replacement, or None to leave this match alone.
+    The note says where they were: the parameters of `main` that each match reads. `rewriter` gets
+    the matched expression and what each sub-pattern matched; it returns the replacement, or None to
+    leave this match alone.
     """
 
     @tvm.transform.module_pass(opt_level=0, name=name)  # type: ignore[untyped-decorator]
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        count = 0
+        found: list[str] = []
 
-        def counted(matched: relax.Expr, matches: Matches) -> relax.Expr:
-            nonlocal count
+        def noted(matched: relax.Expr, matches: Matches) -> relax.Expr:
             replacement = rewriter(matched, matches)
             if replacement is None:
                 return matched
-            count += 1
+            parts = {part for part in matches.values() if isinstance(part, relax.Var)}
+            read = [parameter.name for parameter in parameters if parameter in parts]
+            found.append(", ".join(read) or "intermediate values")
             return replacement
 
         module = module.clone()
-        module["main"] = rewrite_call(pattern, counted, module["main"])
+        parameters = list(module["main"].params)
+        module["main"] = rewrite_call(pattern, noted, module["main"])
         module = relax.transform.DeadCodeElimination()(module)
-        return note(module, f"{name}: {count} x {describe}") if count else module
+        if not found:
+            return module
+        return note(module, f"{name}: {len(found)} x {describe} ({'; '.join(found)})")
 
     return run
 

@@ -71,7 +71,8 @@ def test_passes_report_the_fusion_of_every_expert_mixture(tmp_path: Path) -> Non
     converted = _converted(COMPILED[0], tmp_path)
     report = build(converted, tmp_path / "artifact", "host", "q4", chunk_sizes=CHUNKS)
     fused = [line for line in report if "moa_fusion" in line]
-    assert fused == [f"moe x {size}: moa_fusion: 1 x mixture of experts" for size in CHUNKS]
+    weights = "router, experts_gate_up, experts_down"
+    assert fused == [f"moe x 4: moa_fusion: 1 x mixture of experts ({weights})"]
 
 
 def test_dump_writes_the_ir_after_each_phase(tmp_path: Path) -> None:
