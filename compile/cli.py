@@ -20,6 +20,7 @@ COMMANDS = {
     "build": ("emberd.compile.build", "compile a checkpoint or converted model for a target"),
     "run": ("emberd.compile.run", "feed token ids to an artifact or converted model"),
     "verify": ("emberd.compile.verify", "compare an artifact with its converted model"),
+    "bench": ("emberd.compile.bench", "measure how fast an artifact runs on this machine"),
 }
 
 EXIT_ERROR = 2
