@@ -21,11 +21,12 @@ class Request:
 
     Attributes:
         prompt: token ids, at least one.
-        max_tokens: per choice, thinking included.
+        max_tokens: per choice, thinking included; 0 only reads the prompt.
         boundary: tokens up to the end of the last user turn, where a later turn may go on.
         stop_tokens: end the answer and are not part of it.
         stops: strings that end the answer and are not part of it.
         thinking: as for Answer.
+        score_prompt: report the prompt's log probabilities too; nothing is then reused.
     """
 
     prompt: Sequence[int]
@@ -36,6 +37,7 @@ class Request:
     stops: tuple[str, ...] = ()
     choices: int = 1
     thinking: bool | None = None
+    score_prompt: bool = False
 
 
 @dataclass
@@ -58,6 +60,13 @@ class Delta:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """More of the prompt's tokens with their log probabilities; comes before every Delta."""
+
+    logprobs: tuple[Sampled, ...]
+
+
+@dataclass(frozen=True)
 class Finish:
     """A choice is complete."""
 
@@ -65,7 +74,7 @@ class Finish:
     reason: FinishReason
 
 
-Event = Delta | Finish
+Event = Delta | Scored | Finish
 
 
 class Generation:

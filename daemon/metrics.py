@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
+OUTCOMES = ("completed", "cancelled", "failed", "refused")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -31,40 +33,58 @@ class Histogram:
 
 
 class Metrics:
-    """What /metrics reports; the engine and the server write to it."""
+    """What /metrics reports; the engine and the server write to it.
+
+    Attributes:
+        responses: by HTTP status.
+        requests: by outcome: completed, cancelled (the client left), failed (the model did) or
+            refused (no room in the context or the queue).
+    """
 
     def __init__(self) -> None:
         self.responses: Counter[int] = Counter()
+        self.requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generated_tokens = 0
+        self.prefill_seconds = 0.0
+        self.decode_seconds = 0.0
         self.time_to_first_token = Histogram()
         self.time_per_token = Histogram()
 
-    def text(self, gauges: dict[str, tuple[str, Callable[[], float]]]) -> str:
-        """The exposition; ``gauges``: name -> help, value now."""
-        lines = ["# HELP emberd_http_responses_total Responses by status code."]
-        lines.append("# TYPE emberd_http_responses_total counter")
-        for code, count in sorted(self.responses.items()):
-            lines.append(f'emberd_http_responses_total{{code="{code}"}} {count}')
-        counters = {
-            "prompt": (self.prompt_tokens, "Prompt tokens, those from the cache included."),
-            "cached": (self.cached_tokens, "Prompt tokens that needed no prefill."),
-            "generated": (self.generated_tokens, "Tokens sampled."),
-        }
-        for name, (value, text) in counters.items():
-            lines += _header(f"emberd_{name}_tokens_total", text, "counter")
-            lines.append(f"emberd_{name}_tokens_total {value}")
-        histograms = {
-            "time_to_first_token": (self.time_to_first_token, "From request to first token."),
-            "time_per_token": (self.time_per_token, "Between the tokens of an answer."),
-        }
-        for name, (histogram, text) in histograms.items():
+    def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
+        """The exposition; ``gauges``: name -> help, value."""
+        lines = []
+        for name, text, counts in (
+            ("emberd_http_responses_total", "Responses by status code.", self._codes()),
+            ("emberd_requests_total", "Generation requests by outcome.", self._outcomes()),
+        ):
+            lines += _header(name, text, "counter")
+            lines += [f"{name}{{{label}}} {count}" for label, count in counts]
+        for name, text, value in (
+            ("prompt_tokens", "Prompt tokens, those from the cache included.", self.prompt_tokens),
+            ("cached_tokens", "Prompt tokens that needed no prefill.", self.cached_tokens),
+            ("generated_tokens", "Tokens sampled.", self.generated_tokens),
+            ("prefill_seconds", "Time spent reading prompts.", self.prefill_seconds),
+            ("decode_seconds", "Time spent generating tokens.", self.decode_seconds),
+        ):
+            lines += _header(f"emberd_{name}_total", text, "counter")
+            lines.append(f"emberd_{name}_total {value}")
+        for name, text, histogram in (
+            ("time_to_first_token", "From request to first token.", self.time_to_first_token),
+            ("time_per_token", "Between the tokens of an answer.", self.time_per_token),
+        ):
             lines += _header(f"emberd_{name}_seconds", text, "histogram")
             lines += histogram.lines(f"emberd_{name}_seconds")
-        for name, (text, read) in gauges.items():
-            lines += [*_header(name, text, "gauge"), f"{name} {read()}"]
+        for name, (text, number) in gauges.items():
+            lines += [*_header(name, text, "gauge"), f"{name} {number}"]
         return "\n".join(lines) + "\n"
+
+    def _codes(self) -> list[tuple[str, int]]:
+        return [(f'code="{code}"', count) for code, count in sorted(self.responses.items())]
+
+    def _outcomes(self) -> list[tuple[str, int]]:
+        return [(f'outcome="{outcome}"', count) for outcome, count in self.requests.items()]
 
 
 def _header(name: str, text: str, kind: str) -> list[str]:
@@ -76,3 +96,8 @@ def resident_bytes() -> int:
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     kibibytes = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
     return int(kibibytes) * 1024
+
+
+def open_files() -> int:
+    """How many file descriptors this process has open."""
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (no Path per descriptor)

@@ -56,6 +56,24 @@ class Sampled:
     top: tuple[tuple[int, float], ...] = ()
 
 
+def score(token: int, logits: LogitsView, alternatives: int, row: int = -1) -> Sampled:
+    """A given token as if a row of logits had chosen it. Raises EmberdError on unusable logits."""
+    normaliser, top = _alternatives(logits, alternatives, row)
+    _check(normaliser)
+    return Sampled(token, logits.get(token, row) - normaliser, top)
+
+
+def _alternatives(
+    logits: LogitsView, count: int, row: int = -1
+) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """The log of a row's mass, and its likeliest tokens with their log probabilities."""
+    normaliser = logits.log_sum_exp(row)
+    ids, values = logits.top(count, row) if count else ([], [])
+    return normaliser, tuple(
+        (id, value - normaliser) for id, value in zip(ids, values, strict=True)
+    )
+
+
 class Sampler:
     """Samples one choice: keeps its random state and the counts that penalties need."""
 
@@ -74,10 +92,8 @@ class Sampler:
         normaliser = 0.0
         top: tuple[tuple[int, float], ...] = ()
         if report is not None:
-            normaliser = logits.log_sum_exp()
+            normaliser, top = _alternatives(logits, report)
             raw = {token: logits.get(token) for token in adjustments}
-            ids, values = logits.top(report) if report else ([], [])
-            top = tuple((id, value - normaliser) for id, value in zip(ids, values, strict=True))
         for token, bias in adjustments.items():
             logits.add(token, bias)
         token = self._greedy(logits) if parameters.temperature == 0 else self._draw(logits)

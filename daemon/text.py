@@ -93,6 +93,10 @@ class Tokenizer:
             position = match.end()
         return ids + self.encode(text[position:].replace(MARK, ""))
 
+    def begins_with_control(self, text: str) -> bool:
+        """Whether the first token of a template's text is a control token."""
+        return self._control.match(text) is not None
+
     def mark(self, text: str, keep: frozenset[str] = frozenset()) -> str:
         """``text`` with a mark inside each control token's literal, except those in ``keep``."""
 

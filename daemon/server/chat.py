@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from emberd.daemon.engine import Stream
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.generation import Delta, Request
+from emberd.daemon.generation import Delta, Request, Scored
 from emberd.daemon.sampling import Sampled
 from emberd.daemon.server import parameters, sse
 from emberd.daemon.server.errors import ApiError, to_api_error
 from emberd.daemon.server.fields import Fields, invalid, read_object
 from emberd.daemon.server.keys import SERVICE, Service
+from emberd.daemon.stream import Stream
 from emberd.daemon.text import THINK_CLOSE, THINK_OPEN, Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -58,6 +58,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 async def _whole(service: Service, stream: Stream, head: dict[str, Any]) -> web.Response:
     choices = [_Choice() for _ in range(stream.request.choices)]
     async for event in stream:
+        assert not isinstance(event, Scored)
         choice = choices[event.choice]
         if isinstance(event, Delta):
             choice.content.append(event.piece.content)
@@ -102,6 +103,7 @@ async def _stream(
     try:
         started: set[int] = set()
         async for event in stream:
+            assert not isinstance(event, Scored)
             if event.choice not in started:
                 started.add(event.choice)
                 await send(event.choice, {"role": "assistant", "content": ""})
@@ -178,7 +180,10 @@ async def _generation(service: Service, fields: Fields) -> Request:
 def _prompt(
     service: Service, messages: list[dict[str, Any]], variables: dict[str, Any]
 ) -> tuple[list[int], int | None]:
-    """The prompt's tokens, and how many of them precede the generation prompt."""
+    """The prompt's tokens, and how many of them precede the generation prompt.
+
+    Only before a control token can a text be cut without changing its tokens.
+    """
     if service.template is None:
         raise ApiError(
             400, "this model has no chat template; use /v1/completions", code="no_chat_template"
@@ -186,14 +191,15 @@ def _prompt(
     tokenizer = service.tokenizer
     marked = [_marked_message(tokenizer, message) for message in messages]
     names = {name: _marked(tokenizer, value) for name, value in variables.items()}
-    prompt, turns = (
-        tokenizer.encode_with_control(service.template.render(marked, generation, names))
-        for generation in (True, False)
-    )
+    text, history = (service.template.render(marked, prompt, names) for prompt in (True, False))
+    opening = text.removeprefix(history)
+    if not 0 < len(opening) < len(text) or not tokenizer.begins_with_control(opening):
+        opening = text
+    turns = tokenizer.encode_with_control(text[: len(text) - len(opening)])
+    prompt = turns + tokenizer.encode_with_control(opening)
     if not prompt:
         raise ApiError(400, "the messages render to an empty prompt", param="messages")
-    is_prefix = 0 < len(turns) < len(prompt) and prompt[: len(turns)] == turns
-    return prompt, len(turns) if is_prefix else None
+    return prompt, len(turns) or None
 
 
 def _opens_thinking(tokenizer: Tokenizer, tail: list[int]) -> bool:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from aiohttp import web
+from emberd.daemon.answer import Utf8Stream
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.generation import Delta, Request, Usage
+from emberd.daemon.generation import Delta, Finish, Request, Scored, Usage
 from emberd.daemon.sampling import Sampled
 from emberd.daemon.server import parameters, sse
-from emberd.daemon.server.errors import ApiError, to_api_error
+from emberd.daemon.server.errors import to_api_error
 from emberd.daemon.server.fields import Fields, invalid, read_object
 from emberd.daemon.server.keys import SERVICE, Service
+from emberd.daemon.stream import Stream
 from emberd.daemon.text import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
@@ -25,13 +27,63 @@ MAX_LOGPROBS = 5
 routes = web.RouteTableDef()
 
 
-@dataclass
-class _Choice:
-    """A choice as it is put together when it is not streamed."""
+class _Logprobs:
+    """Log probabilities in the layout of text completions, gathered until they are sent."""
 
-    text: list[str] = field(default_factory=list)
-    logprobs: list[Sampled] = field(default_factory=list)
-    finish: str | None = None
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoders = {True: Utf8Stream(), False: Utf8Stream()}  # by whether of the prompt
+        self._offset = 0
+        self._entries: dict[str, list[Any]] = {}
+        self.take()
+
+    def add(self, tokens: Sequence[Sampled], prompt: bool) -> None:
+        """More tokens, of the prompt or of the answer."""
+        spell = self._tokenizer.literal_bytes if prompt else self._tokenizer.token_bytes
+        for sampled in tokens:
+            known = sampled.logprob is not None
+            top = {self._text(token): logprob for token, logprob in sampled.top}
+            self._entries["tokens"].append(self._text(sampled.token))
+            self._entries["token_logprobs"].append(sampled.logprob)
+            self._entries["top_logprobs"].append(top if known else None)
+            self._entries["text_offset"].append(self._offset)
+            self._offset += len(self._decoders[prompt].push(spell(sampled.token)))
+
+    def take(self) -> dict[str, list[Any]]:
+        """What was added since the last time."""
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        taken, self._entries = self._entries, {name: [] for name in names}
+        return taken
+
+    def _text(self, token: int) -> str:
+        return self._tokenizer.literal_bytes(token).decode("utf-8", "backslashreplace")
+
+
+class _Choice:
+    """A choice as it comes in: `entry` is what came since the last one."""
+
+    def __init__(self, tokenizer: Tokenizer, generation: Request, before: str) -> None:
+        self._text = [before]
+        self._finish: str | None = None
+        reports = generation.sampling.logprobs is not None
+        self._logprobs = _Logprobs(tokenizer) if reports else None
+
+    def score(self, event: Scored) -> None:
+        if self._logprobs:
+            self._logprobs.add(event.logprobs, prompt=True)
+
+    def add(self, event: Delta | Finish) -> None:
+        if isinstance(event, Finish):
+            self._finish = event.reason
+            return
+        self._text.append(event.piece.content)
+        if self._logprobs:
+            self._logprobs.add(event.logprobs, prompt=False)
+
+    def entry(self, index: int) -> dict[str, Any]:
+        text, self._text = "".join(self._text), []
+        logprobs = self._logprobs.take() if self._logprobs else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": self._finish}
 
 
 @routes.post("/v1/completions")
@@ -43,11 +95,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     streaming = fields.boolean("stream")
     with_usage = parameters.include_usage(fields, streaming)
     echo = fields.boolean("echo")
-    if echo and fields.get("logprobs") is not None:
-        raise ApiError(
-            400, "echo: not supported together with logprobs", param="echo", code="unsupported"
-        )
-    requests = await _requests(service, fields)
+    requests = await _requests(service, fields, echo)
     head = {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",
@@ -64,28 +112,13 @@ async def _whole(
 ) -> web.Response:
     body: list[dict[str, Any]] = []
     usages: list[Usage] = []
-    for generation in requests:  # in turn: a batch must not fill the queue
-        choices = [_Choice() for _ in range(generation.choices)]
-        async with service.engine.submit(generation) as stream:
-            async for event in stream:
-                choice = choices[event.choice]
-                if isinstance(event, Delta):
-                    choice.text.append(event.piece.content)
-                    choice.logprobs += event.logprobs
-                else:
-                    choice.finish = event.reason
+    for number, generation in enumerate(requests):  # in turn: a batch must not fill the queue
+        choices = _choices(service, generation, echo)
+        async with service.engine.submit(generation, admitted=number > 0) as stream:
+            async for _ in _arriving(stream, choices):
+                pass
         usages.append(stream.usage)
-        before = _echoed(service.tokenizer, generation) if echo else ""
-        for choice in choices:
-            reports = generation.sampling.logprobs is not None
-            body.append(
-                {
-                    "index": len(body),
-                    "text": before + "".join(choice.text),
-                    "logprobs": _logprobs(choice.logprobs, service.tokenizer) if reports else None,
-                    "finish_reason": choice.finish,
-                }
-            )
+        body += [choice.entry(len(body) + index) for index, choice in enumerate(choices)]
     return web.json_response({**head, "choices": body, "usage": parameters.usage(usages)})
 
 
@@ -102,32 +135,14 @@ async def _stream(
     first = service.engine.submit(requests[0])  # a refusal must come before the 200
     try:
         response = await sse.open_stream(request)
-    except BaseException:
-        service.engine.cancel(first)
-        raise
-
-    async def send(
-        index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None
-    ) -> None:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        await sse.send(response, {**head, "choices": [choice], **tail})
-
-    try:
         index = 0
         for number, generation in enumerate(requests):
-            async with first if number == 0 else service.engine.submit(generation) as stream:
-                started: set[int] = set()
-                async for event in stream:
-                    if echo and event.choice not in started:
-                        before = _echoed(service.tokenizer, generation)
-                        await send(index + event.choice, before, None, None)
-                    started.add(event.choice)
-                    if isinstance(event, Delta):
-                        found = event.logprobs and _logprobs(event.logprobs, service.tokenizer)
-                        text = event.piece.content
-                        await send(index + event.choice, text, found or None, None)
-                    else:
-                        await send(index + event.choice, "", None, event.reason)
+            choices = _choices(service, generation, echo)
+            again = first if number == 0 else service.engine.submit(generation, admitted=True)
+            async with again as stream:
+                async for choice in _arriving(stream, choices):
+                    entry = choices[choice].entry(index + choice)
+                    await sse.send(response, {**head, "choices": [entry], **tail})
             usages.append(stream.usage)
             index += generation.choices
         if with_usage:
@@ -142,29 +157,31 @@ async def _stream(
     return response
 
 
-def _echoed(tokenizer: Tokenizer, generation: Request) -> str:
-    data = b"".join(map(tokenizer.literal_bytes, generation.prompt))
-    return data.decode("utf-8", "ignore")
+def _choices(service: Service, generation: Request, echo: bool) -> list[_Choice]:
+    before = ""
+    if echo:
+        data = b"".join(map(service.tokenizer.literal_bytes, generation.prompt))
+        before = data.decode("utf-8", "ignore")
+    return [_Choice(service.tokenizer, generation, before) for _ in range(generation.choices)]
 
 
-def _logprobs(tokens: list[Sampled] | tuple[Sampled, ...], tokenizer: Tokenizer) -> dict[str, Any]:
-    def text(token: int) -> str:
-        return tokenizer.literal_bytes(token).decode("utf-8", "backslashreplace")
-
-    return {
-        "tokens": [text(sampled.token) for sampled in tokens],
-        "token_logprobs": [sampled.logprob for sampled in tokens],
-        "top_logprobs": [
-            {text(token): logprob for token, logprob in sampled.top} for sampled in tokens
-        ],
-    }
+async def _arriving(stream: Stream, choices: list[_Choice]) -> AsyncIterator[int]:
+    """Hands a stream's events to its choices; yields the choice each time that one has more."""
+    async for event in stream:
+        if isinstance(event, Scored):
+            for choice in choices:
+                choice.score(event)
+        else:
+            choices[event.choice].add(event)
+            yield event.choice
 
 
-async def _requests(service: Service, fields: Fields) -> list[Request]:
+async def _requests(service: Service, fields: Fields, echo: bool) -> list[Request]:
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS, None)
     sampling = parameters.sampling(fields, service, logprobs)
-    limit = fields.integer("max_tokens", 1, parameters.MAX_TOKENS, DEFAULT_MAX_TOKENS)
+    limit = fields.integer("max_tokens", 0, parameters.MAX_TOKENS, DEFAULT_MAX_TOKENS)
     stops, choices = parameters.stops(fields), parameters.choices(fields)
+    fields.refuse("best_of", "only as many as n are generated", lambda best: best == choices)
     prompts = await asyncio.to_thread(_prompts, service, fields.get("prompt"))
     return [
         Request(
@@ -174,6 +191,7 @@ async def _requests(service: Service, fields: Fields) -> list[Request]:
             stop_tokens=service.stop_tokens,
             stops=stops,
             choices=choices,
+            score_prompt=echo and logprobs is not None,
         )
         for prompt in prompts
     ]

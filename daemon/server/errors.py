@@ -6,7 +6,7 @@ import logging
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from emberd.daemon.engine import ContextLengthExceeded, QueueFull
+from emberd.daemon.engine import ContextLengthExceeded, EngineClosed, QueueFull
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.server.keys import METRICS
 from emberd.daemon.template import TemplateRefusal
@@ -45,6 +45,8 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error), param="messages", code="context_length_exceeded")
         case QueueFull():
             return ApiError(429, str(error), code="queue_full")
+        case EngineClosed():
+            return ApiError(503, str(error), code="draining")
         case TemplateRefusal():
             return ApiError(400, str(error), param="messages", code="invalid_messages")
         case web.HTTPRequestEntityTooLarge():

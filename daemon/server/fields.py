@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from typing import Any, NoReturn, TypeVar
 
 from aiohttp import web
 from emberd.daemon.server.errors import ApiError
+
+BODY_SECONDS = 30.0  # within which a request's body must have come
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -19,8 +22,14 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 async def read_object(request: web.Request) -> Fields:
-    """The body's JSON object. Raises ApiError 400, or 413 from aiohttp."""
-    body = await request.read()
+    """The body's JSON object. Raises ApiError 400 or 408, or 413 from aiohttp."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await request.read()
+    except TimeoutError:
+        raise ApiError(
+            408, f"the request body took over {BODY_SECONDS:g} s to come", code="timeout"
+        ) from None
     try:
         data = json.loads(body.decode(), parse_constant=_refuse_constant)
         if b"\\u" in body:  # escapes may smuggle lone surrogates in, which no UTF-8 text holds

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from aiohttp import web
-from emberd.daemon.metrics import resident_bytes
+from emberd.daemon.metrics import open_files, resident_bytes
 from emberd.daemon.server.keys import METRICS, SERVICE
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 routes = web.RouteTableDef()
 
@@ -28,10 +30,13 @@ async def metrics(request: web.Request) -> web.Response:
     load = request.app[SERVICE].engine.load
     text = request.app[METRICS].text(
         {
-            "emberd_slots": ("Slots.", lambda: load.slots),
-            "emberd_slots_busy": ("Slots at work.", lambda: load.busy),
-            "emberd_queue_length": ("Requests waiting for a slot.", lambda: load.queued),
-            "process_resident_memory_bytes": ("Resident memory.", resident_bytes),
+            "emberd_slots": ("Slots.", load.slots),
+            "emberd_slots_busy": ("Slots at work.", load.busy),
+            "emberd_slot_tokens": ("Tokens held in the slots.", load.tokens),
+            "emberd_queue_length": ("Requests waiting for a slot.", load.queued),
+            "emberd_queue_limit": ("Requests that may wait.", load.max_queue),
+            "process_resident_memory_bytes": ("Resident memory.", resident_bytes()),
+            "process_open_fds": ("Open file descriptors.", open_files()),
         }
     )
-    return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4"})
+    return web.Response(text=text, headers={"Content-Type": CONTENT_TYPE})

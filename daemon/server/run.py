@@ -22,6 +22,8 @@ from emberd.daemon.server.keys import Service
 from emberd.daemon.template import ChatTemplate
 from emberd.daemon.text import Tokenizer, special_tokens
 
+KEEPALIVE_SECONDS = 75.0  # a connection without a request is closed after it
+
 log = logging.getLogger("emberd")
 
 
@@ -67,7 +69,13 @@ async def serve(service: Service) -> None:
     """Listen until SIGTERM or SIGINT, then finish what runs; a second signal exits at once."""
     config = service.config
     app = make_app(service)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        shutdown_timeout=1.0,
+        keepalive_timeout=KEEPALIVE_SECONDS,
+        access_log=None,
+    )
     await runner.setup()
     site = web.TCPSite(runner, config.host, config.port, backlog=512)
     try:
@@ -93,6 +101,7 @@ async def serve(service: Service) -> None:
     service.draining = True
     await site.stop()
     await _drain(service)
+    await asyncio.to_thread(service.engine.close)  # what still runs ends with an error
     await runner.cleanup()
 
 

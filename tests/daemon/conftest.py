@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import Model
+from needs import needs
 from tiny_model import TinyModel, tiny_program
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """The tiny model, its kernels compiled by TVM."""
-    if importlib.util.find_spec("tvm") is None:
-        if os.environ.get("EMBERD_REQUIRE_ALL") == "1":
-            pytest.fail("tvm is not installed and EMBERD_REQUIRE_ALL=1")
-        pytest.skip("needs tvm, which is not installed")
+    needs("tvm")
     source = Path(__file__).parent / "native" / "kernels.py"
     spec = importlib.util.spec_from_file_location("tiny_kernels", source)
     assert spec is not None and spec.loader is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
-import os
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +15,7 @@ from emberd.daemon import template as template_module
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.template import ChatTemplate, TemplateRefusal
 from emberd.daemon.text import Tokenizer, special_tokens
+from needs import needs
 from tokenizers.pre_tokenizers import ByteLevel
 
 DEMO = Path(__file__).parents[2] / "firmware_assets" / "demo" / "model"
@@ -29,14 +29,6 @@ SCRIPTS = (
     (0x600, 0x6FF), (0x900, 0x97F), (0xE00, 0xE5B), (0x1100, 0x11FF), (0x2000, 0x206F),
     (0x3040, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x1F300, 0x1F6FF),
 )  # fmt: skip
-
-
-def _needed(package: str) -> None:
-    """Skip without the package, or fail where everything is required."""
-    if importlib.util.find_spec(package) is None:
-        if os.environ.get("EMBERD_REQUIRE_ALL") == "1":
-            pytest.fail(f"{package} is not installed")
-        pytest.skip(f"{package} is not installed")
 
 
 def _split_by_rank(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
@@ -54,8 +46,8 @@ def _split_by_rank(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
 @pytest.fixture(scope="module")
 def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Qwen's vocabulary as a checkpoint's tokenizer files."""
-    _needed("dashscope")
-    _needed("transformers")
+    needs("dashscope")
+    needs("transformers")
     found = importlib.util.find_spec("dashscope")  # importing it would need what it depends on
     assert found is not None and found.origin is not None
     data = Path(found.origin).with_name("resources").joinpath("qwen.tiktoken").read_bytes()
@@ -136,7 +128,7 @@ def test_qwen_vocabulary_tokenises_as_in_transformers(qwen_folder: Path) -> None
 
 @pytest.fixture(scope="module")
 def demo() -> tuple[Tokenizer, ChatTemplate, Any]:
-    _needed("transformers")
+    needs("transformers")
     from transformers import AutoTokenizer
 
     config = json.loads((DEMO / "tokenizer_config.json").read_text(encoding="utf-8"))

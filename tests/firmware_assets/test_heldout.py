@@ -3,46 +3,31 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from emberd.compile.build import build
 
 DEMO = Path(__file__).parents[2] / "firmware_assets" / "demo"
 REQUIRED = 0.95
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of `emberd serve` on the embedded model, built at q4 for this machine."""
-    artifact = tmp_path_factory.mktemp("demo") / "artifact"
-    build(DEMO / "model", artifact, "host", "q4")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    start = "import sys; from emberd.daemon.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", start, "serve", str(artifact), "--port", str(port)]
-    process = subprocess.Popen(command)
-    address = f"http://127.0.0.1:{port}"
+@pytest.fixture
+def daemon(demo_artifact: Path) -> Iterator[str]:
+    """The address of `emberd serve` on the embedded model."""
+    command = [sys.executable, "-m", "emberd.daemon.cli", "serve", str(demo_artifact)]
+    process = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     try:
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(f"{address}/health").close()
-                break
-            except OSError:
-                assert process.poll() is None, "the daemon ended"
-                time.sleep(0.1)
-        yield address
+        yield process.stdout.readline().split()[-1]
     finally:
         process.terminate()
         assert process.wait(30) == 0
+        process.stdout.close()
 
 
 def _answer(address: str, messages: list[dict[str, str]]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -11,12 +13,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from aiohttp import ClientResponse, ClientSession
+from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 from emberd.daemon.config import Config
-from emberd.daemon.engine import Engine
+from emberd.daemon.engine import Engine, Load
 from emberd.daemon.server.app import make_app
 from emberd.daemon.server.keys import Service
+from emberd.daemon.server.run import load_service
 from emberd.daemon.template import ChatTemplate
 from emberd.daemon.text import Tokenizer
 
@@ -48,6 +51,11 @@ class Daemon:
     url: str
     http: ClientSession
 
+    @property
+    def endless(self) -> dict[str, Any]:
+        """Fields of a request whose answer only its limit ends."""
+        return {"logit_bias": {str(token): -100 for token in self.service.stop_tokens}}
+
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return self.http.post(self.url + path, json=body)
 
@@ -58,17 +66,31 @@ class Daemon:
             assert response.status == 200, body
             return body
 
-    async def stream(self, text: str | list[dict[str, Any]] = "hello", **fields: Any) -> list[str]:
-        """The data lines of a streamed chat completion."""
+    async def stream(self, text: str | list[dict[str, Any]] = "hello", **fields: Any) -> list[Any]:
+        """The JSON of each chunk of a streamed chat completion that must succeed."""
         body = chat_body(text, stream=True, **fields)
         async with self.post("/v1/chat/completions", body) as response:
             assert response.status == 200, await response.text()
-            return await data_lines(response)
+            lines = (await response.read()).decode().splitlines()
+        data = [line.removeprefix("data: ") for line in lines if line]
+        assert data[-1] == "[DONE]" or "error" in json.loads(data[-1])
+        return [json.loads(line) for line in data if line != "[DONE]"]
 
+    async def refusal(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
+        """The status and OpenAI's error object of a request that must fail."""
+        async with self.post(path, body) as response:
+            error = (await response.json())["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            return response.status, error
 
-async def data_lines(response: ClientResponse) -> list[str]:
-    lines = (await response.read()).decode().splitlines()
-    return [line.removeprefix("data: ") for line in lines if line]
+    async def until(self, condition: Callable[[Load], bool]) -> None:
+        """Wait until the engine's load is so."""
+        async with asyncio.timeout(30):
+            while not condition(self.service.engine.load):
+                await asyncio.sleep(0.002)
+
+    async def idle(self) -> None:
+        await self.until(lambda load: not load.busy and not load.queued)
 
 
 def chat_body(text: str | list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
@@ -77,21 +99,45 @@ def chat_body(text: str | list[dict[str, Any]], **fields: Any) -> dict[str, Any]
 
 
 Start = Callable[..., Awaitable[Daemon]]
+Run = Callable[[Service, Any], Awaitable[Daemon]]
 
 
 @pytest.fixture
-async def start(tokenizer: Tokenizer) -> AsyncIterator[Start]:
+async def run() -> AsyncIterator[Run]:
+    """Puts a service on a port, until the test ends."""
+    servers: list[TestServer] = []
+    sessions: list[ClientSession] = []
+
+    async def begin(service: Service, model: Any) -> Daemon:
+        server = TestServer(make_app(service))
+        await server.start_server()
+        servers.append(server)
+        sessions.append(ClientSession())
+        return Daemon(service, model, str(server.make_url("")).rstrip("/"), sessions[-1])
+
+    yield begin
+    for session in sessions:
+        await session.close()
+    for server in servers:
+        await server.close()
+
+
+def _config(settings: dict[str, Any]) -> Config:
+    names = Config.__dataclass_fields__
+    return Config(**{name: value for name, value in settings.items() if name in names})
+
+
+@pytest.fixture
+def start(tokenizer: Tokenizer, run: Run) -> Start:
     """Starts daemons. `script`: text or tokens of every answer; None for a hash of the history.
 
     Other arguments are settings of the fake model or of Config.
     """
-    servers: list[TestServer] = []
-    sessions: list[ClientSession] = []
+    start_of_turn = tokenizer.encode_with_control("<|im_start|>assistant\n")
+    thinking = tokenizer.encode_with_control("<think>\n")
+    end = tokenizer.added["<|im_end|>"]
 
     async def begin(script: str | list[int] | None = None, **settings: Any) -> Daemon:
-        end = tokenizer.added["<|im_end|>"]
-        start_of_turn = tokenizer.encode_with_control("<|im_start|>assistant\n")
-
         def prompt_end(history: list[int]) -> int:
             size = len(start_of_turn)
             found = [
@@ -99,10 +145,7 @@ async def start(tokenizer: Tokenizer) -> AsyncIterator[Start]:
                 for i in range(len(history) - size + 1)
                 if history[i : i + size] == start_of_turn
             ]
-            position = found[-1] if found else 1
-            opened = tokenizer.encode_with_control("<think>\n")
-            skip = opened if settings.get("opened") else []
-            return position + len(skip)
+            return (found[-1] if found else 1) + len(thinking) * settings.get("opened", False)
 
         tokens = (
             [*tokenizer.encode_with_control(script), end] if isinstance(script, str) else script
@@ -114,8 +157,7 @@ async def start(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             prompt_end=prompt_end,
             **{name: settings[name] for name in model_names if name in settings},
         )
-        names = Config.__dataclass_fields__
-        config = Config(**{name: value for name, value in settings.items() if name in names})
+        config = _config(settings)
         engine = Engine(
             model,
             tokenizer,
@@ -131,14 +173,22 @@ async def start(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             stop_tokens=frozenset({end, tokenizer.added["<|endoftext|>"]}),
             config=config,
         )
-        server = TestServer(make_app(service))
-        await server.start_server()
-        servers.append(server)
-        sessions.append(ClientSession())
-        return Daemon(service, model, str(server.make_url("")).rstrip("/"), sessions[-1])
+        return await run(service, model)
 
-    yield begin
-    for session in sessions:
-        await session.close()
-    for server in servers:
-        await server.close()
+    return begin
+
+
+@pytest.fixture(params=["fake", "core"])
+def serve(request: pytest.FixtureRequest, start: Start, run: Run) -> Start:
+    """Starts daemons on the fake model, and on the embedded one through the native core.
+
+    Arguments are settings of Config.
+    """
+    if request.param == "fake":
+        return start
+    artifact = request.getfixturevalue("demo_artifact")
+
+    async def begin(**settings: Any) -> Daemon:
+        return await run(load_service(artifact, _config({"threads": 1, **settings})), None)
+
+    return begin

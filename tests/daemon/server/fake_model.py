@@ -77,23 +77,25 @@ def tokenizer_json() -> str:
 
 
 class FakeLogits:
-    def __init__(self, values: list[float]) -> None:
+    def __init__(self, values: list[list[float]]) -> None:
         self._values = values
-        self.rows, self.vocab_size = 1, len(values)
+        self.rows, self.vocab_size = len(values), len(values[0])
 
     def add(self, token: int, bias: float, row: int = -1) -> None:
-        self._values[token] += bias
+        self._values[row][token] += bias
 
     def get(self, token: int, row: int = -1) -> float:
-        return self._values[token]
+        return self._values[row][token]
 
     def top(self, k: int, row: int = -1) -> tuple[list[int], list[float]]:
-        ids = sorted(range(self.vocab_size), key=lambda i: (-self._values[i], i))[:k]
-        return ids, [self._values[i] for i in ids]
+        values = self._values[row]
+        ids = sorted(range(self.vocab_size), key=lambda i: (-values[i], i))[:k]
+        return ids, [values[i] for i in ids]
 
     def log_sum_exp(self, row: int = -1, temperature: float = 1.0) -> float:
-        best = max(self._values)
-        total = sum(math.exp((value - best) / temperature) for value in self._values)
+        values = self._values[row]
+        best = max(values)
+        total = sum(math.exp((value - best) / temperature) for value in values)
         return best / temperature + math.log(total)
 
 
@@ -105,6 +107,7 @@ class FakeModel:
         delay: seconds per step.
         poison: a token that makes a step fail.
         gate: steps wait for it.
+        steps: session and number of tokens of each step so far.
         prompt_end: where the prompt of a history ends; needed with a script.
     """
 
@@ -115,7 +118,7 @@ class FakeModel:
     max_context: int = 4096
     chunk_sizes: tuple[int, ...] = (1, 4, 32)
     gate: threading.Event = field(default_factory=threading.Event)
-    steps: int = 0
+    steps: list[tuple[FakeSession, int]] = field(default_factory=list)
     open_sessions: int = 0
     prompt_end: Callable[[Sequence[int]], int] | None = None
 
@@ -143,7 +146,7 @@ class FakeSession:
     def step(self, tokens: Sequence[int], logits: Any = LogitsRole.LAST) -> FakeLogits | None:
         model = self._model
         model.gate.wait()
-        model.steps += 1
+        model.steps.append((self, len(tokens)))
         if model.delay:
             time.sleep(model.delay)
         assert not self._failed and len(tokens) in model.chunk_sizes
@@ -154,16 +157,18 @@ class FakeSession:
         self.history += tokens
         if logits is LogitsRole.NONE:
             return None
-        return FakeLogits(self._values())
+        rows = len(tokens) if logits is LogitsRole.ALL else 1
+        ends = range(self.length - rows + 1, self.length + 1)
+        return FakeLogits([self._values(self.history[:end]) for end in ends])
 
-    def _values(self) -> list[float]:
+    def _values(self, history: list[int]) -> list[float]:
         model = self._model
         if model.script is not None:
             assert model.prompt_end is not None
-            done = len(self.history) - model.prompt_end(self.history)
+            done = len(history) - model.prompt_end(history)
             chosen = model.script[min(done, len(model.script) - 1)]
             return [20.0 if i == chosen else 0.0 for i in range(model.vocab_size)]
-        seed = zlib.crc32(json.dumps(self.history).encode())
+        seed = zlib.crc32(json.dumps(history).encode())
         return [
             ((seed ^ (i * 2654435761)) * 2246822519 % 2**32) / 2**30
             for i in range(model.vocab_size)

@@ -1,0 +1,143 @@
+"""A request at work in a slot: its prompt is read chunk by chunk, its answers token by token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from emberd.daemon import prefix_cache
+from emberd.daemon.core import LogitsRole
+from emberd.daemon.generation import Finish, Generation, Scored
+from emberd.daemon.metrics import Metrics
+from emberd.daemon.prefix_cache import Slot
+from emberd.daemon.protocols import LogitsView
+from emberd.daemon.sampling import Sampled, score
+from emberd.daemon.stream import Stream
+from emberd.daemon.text import Tokenizer
+
+SCORED_CHUNK = 32  # largest chunk with logits for each of its tokens: they take much memory
+
+
+class Job:
+    """Takes a stream's request through a slot.
+
+    Args:
+        slot: goes on from its first ``reused`` tokens.
+        sizes: the chunk sizes of the model.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        slot: Slot,
+        reused: int,
+        tokenizer: Tokenizer,
+        sizes: Sequence[int],
+        metrics: Metrics,
+    ) -> None:
+        self.stream = stream
+        self.slot = slot
+        self._tokenizer = tokenizer
+        self._sizes = sizes
+        self._metrics = metrics
+        request = stream.request
+        self._boundaries = {
+            request.boundary,
+            prefix_cache.common_prefix(slot.tokens, request.prompt),
+        }
+        if request.choices > 1 or request.boundary is None:
+            self._boundaries.add(len(request.prompt) - 1)
+        slot.go_back(reused)
+        if reused in self._boundaries and request.choices > 1:
+            slot.save()
+        stream.usage.cached_tokens = reused
+        self._scores = request.score_prompt
+        self._generation = Generation(request, 0, tokenizer)
+        self._last_token = 0.0
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether the next step reads the prompt."""
+        return len(self.slot.tokens) < len(self.stream.request.prompt)
+
+    def prefill(self, limit: int) -> bool:
+        """Read a chunk of at most ``limit`` tokens; True when the request is complete."""
+        slot, request = self.slot, self.stream.request
+        start = len(slot.tokens)
+        end = start + self._chunk(start, limit)
+        last = end == len(request.prompt)
+        role = LogitsRole.LAST if last and request.max_tokens else LogitsRole.NONE
+        if self._scores:
+            role = LogitsRole.ALL
+        view = slot.step(request.prompt[start:end], role)
+        if self._scores:
+            assert view is not None
+            self._score(start, end, view)
+        if end in self._boundaries:
+            slot.save()
+        if not last:
+            return False
+        if self._generation.choice == 0:
+            self._scores = False
+            self._metrics.prompt_tokens += self.stream.usage.prompt_tokens
+            self._metrics.cached_tokens += self.stream.usage.cached_tokens
+        if request.max_tokens == 0:
+            for choice in range(request.choices):
+                self.stream.put(Finish(choice, "length"))
+            return True
+        assert view is not None
+        return self._accept(view)
+
+    def decode(self) -> bool:
+        """Generate one more token; True when the request is complete."""
+        view = self.slot.step([self._generation.token], LogitsRole.LAST)
+        assert view is not None
+        return self._accept(view)
+
+    def _chunk(self, start: int, limit: int) -> int:
+        """The largest chunk from ``start`` that ends at no later than the next boundary."""
+        if self._scores:
+            limit = min(limit, SCORED_CHUNK)
+        ends = [end for end in self._boundaries if end is not None and end > start]
+        room = min([*ends, len(self.stream.request.prompt), start + limit]) - start
+        return max(size for size in self._sizes if size <= max(room, min(self._sizes)))
+
+    def _score(self, start: int, end: int, view: LogitsView) -> None:
+        """Report the tokens that follow the chunk's; the very first one follows none."""
+        request = self.stream.request
+        scored = [Sampled(request.prompt[0])] if start == 0 else []
+        for row, token in enumerate(request.prompt[start + 1 : end + 1]):
+            scored.append(score(token, view, request.sampling.logprobs or 0, row))
+        self.stream.put(Scored(tuple(scored)))
+
+    def _accept(self, view: LogitsView) -> bool:
+        event = self._generation.accept(view)
+        self._count()
+        if event:
+            self.stream.put(event)
+        if self._generation.finish is None:
+            return False
+        self.stream.put(Finish(self._generation.choice, self._generation.finish))
+        return self._next_choice()
+
+    def _next_choice(self) -> bool:
+        """Go back to the end of the prompt for the next choice; True if that was the last."""
+        request, choice = self.stream.request, self._generation.choice + 1
+        if choice == request.choices:
+            return True
+        self.slot.go_back(len(request.prompt) - 1)
+        self._generation = Generation(request, choice, self._tokenizer)
+        self._last_token = 0.0
+        return False
+
+    def _count(self) -> None:
+        now = time.monotonic()
+        metrics, usage = self._metrics, self.stream.usage
+        if usage.completion_tokens == 0:
+            metrics.time_to_first_token.observe(now - self.stream.submitted)
+        if self._last_token:
+            metrics.time_per_token.observe(now - self._last_token)
+        self._last_token = now
+        metrics.generated_tokens += 1
+        usage.completion_tokens += 1
+        usage.reasoning_tokens += self._generation.last_was_reasoning

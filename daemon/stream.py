@@ -1,0 +1,55 @@
+"""The events of one request, on their way from the engine's thread to an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from emberd.daemon.generation import Event, Request, Usage
+
+
+class Stream:
+    """Iterate it for the events; leave its context to cancel what remains.
+
+    Args:
+        cancel: called with the stream when its context is left.
+    """
+
+    def __init__(self, request: Request, cancel: Callable[[Stream], None]) -> None:
+        self._cancel = cancel
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
+        self.request = request
+        self.cancelled = False
+        self.submitted = time.monotonic()
+        self.usage = Usage(len(request.prompt))
+        """Counts so far; final when the iteration has ended."""
+
+    def put(self, event: Event | Exception | None) -> None:
+        """Called from the engine's thread; None ends the stream."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await self._events.get()
+        if event is None:
+            raise StopAsyncIteration
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._cancel(self)
