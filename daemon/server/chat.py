@@ -147,7 +147,7 @@ def _refuse_unsupported(fields: Fields) -> None:
     fields.refuse("functions", "function calls are not supported yet", lambda tools: tools == [])
     fields.refuse(
         "response_format",
-        "only the type 'text' is supported",
+        "only the type 'text' is supported, not json_object or json_schema",
         lambda value: isinstance(value, dict) and value.get("type") == "text",
     )
 

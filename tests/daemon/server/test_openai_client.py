@@ -89,9 +89,79 @@ async def test_completions(start: Any, client_of: Any) -> None:
     assert all(len(top) == 2 for top in scored.choices[0].logprobs.top_logprobs)
 
 
+async def test_choices_of_a_stream_are_those_of_the_whole(serve: Any, client_of: Any) -> None:
+    daemon = await serve()
+    ask = client_of(daemon).chat.completions.create
+    fields: Any = {"model": daemon.service.name, "messages": MESSAGES, "n": 3, "seed": 5}
+    fields |= {"temperature": 1, "max_completion_tokens": 9, "max_tokens": 1}
+    whole = await ask(**fields)
+    texts = ["", "", ""]
+    async for chunk in await ask(stream=True, **fields):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert whole.usage.completion_tokens > 3
+
+
+async def test_bias_decides_the_token(serve: Any, client_of: Any) -> None:
+    daemon = await serve()
+    (token,) = daemon.service.tokenizer.encode("#")
+    answer = await client_of(daemon).chat.completions.create(
+        model=daemon.service.name,
+        messages=MESSAGES,
+        logit_bias={str(token): 100},
+        max_tokens=3,
+        response_format={"type": "text"},
+        extra_body={"a_field_of_tomorrow": {"x": [1]}, "user": None, "top_k": -1},
+    )
+    assert answer.choices[0].message.content == "###"
+
+
+async def test_prompts_are_scored(serve: Any, client_of: Any) -> None:
+    daemon = await serve()
+    answer = await client_of(daemon).completions.create(
+        model=daemon.service.name, prompt="one two", echo=True, logprobs=1, max_tokens=0
+    )
+    choice = answer.choices[0]
+    assert choice.text == "".join(choice.logprobs.tokens) == "one two"
+    assert choice.logprobs.token_logprobs[0] is None
+    assert choice.logprobs.text_offset[:2] == [0, len(choice.logprobs.tokens[0])]
+
+
+async def test_wrong_types_carry_the_field_at_fault(serve: Any, client_of: Any) -> None:
+    daemon = await serve(max_body_bytes=2000)
+    ask = client_of(daemon).chat.completions.create
+    fields: Any = {"model": daemon.service.name, "messages": MESSAGES}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ask(**fields, temperature="hot")
+    assert (caught.value.param, caught.value.type) == ("temperature", "invalid_request_error")
+    with pytest.raises(openai.BadRequestError, match="json_object") as caught:
+        await ask(**fields, response_format={"type": "json_object"})
+    assert caught.value.code == "unsupported"
+    with pytest.raises(openai.APIStatusError) as large:
+        await ask(**fields, user="x" * 3000)
+    assert (large.value.status_code, large.value.code) == (413, "body_too_large")
+
+
+async def test_other_origins_get_no_permission(start: Any) -> None:
+    daemon = await start("hello")
+    headers = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "POST"}
+    for method, expected in (("OPTIONS", 405), ("POST", 200)):
+        async with daemon.http.request(
+            method,
+            f"{daemon.url}/v1/chat/completions",
+            headers=headers,
+            json={"messages": MESSAGES},
+        ) as response:
+            assert response.status == expected
+            assert not [name for name in response.headers if name.startswith("Access-Control")]
+
+
 async def test_models(start: Any, client_of: Any) -> None:
     client = client_of(await start("x"))
-    assert [model.id async for model in client.models.list()] == ["tiny"]
+    (model,) = [model async for model in client.models.list()]
+    assert (model.id, model.object, model.owned_by) == ("tiny", "model", "emberd")
+    assert isinstance(model.created, int) and model.context_length == 4096
     assert (await client.models.retrieve("tiny")).id == "tiny"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("another")
