@@ -50,11 +50,6 @@ def build(
             folder = Path(temporary) / "converted"
             convert(source, folder, name=name or source.resolve().name)
         model = ConvertedModel.load(folder)
-        if model.dimensions.hidden_size % 16:
-            raise EmberdError(
-                f"hidden_size {model.dimensions.hidden_size} is not a multiple of 16, as the "
-                "kernels need"
-            )
         _check_formats(model, RECIPES[recipe])
         with tqdm(desc="build", unit=" steps", disable=not sys.stderr.isatty()) as bar:
 

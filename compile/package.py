@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from emberd.compile.converted import BlockInstance, ConvertedModel
 from emberd.compile.isa.isa import Isa
-from emberd.compile.pipeline import CompiledBlocks, build_library
+from emberd.compile.link import build_library
+from emberd.compile.pipeline import CompiledBlocks
 from emberd.compile.program import ProgramBuilder, weight_key
 from emberd.compile.quantize.formats import FORMATS, expert_bytes, pack_expert
 from emberd.compile.quantize.recipes import Recipe

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
-import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from emberd.compile.passes.fuse_linear import fuse_embedding, fuse_linear
 from emberd.compile.passes.fuse_rms_norm import fuse_rms_norm
 from emberd.compile.passes.fuse_router import fuse_router
 from emberd.compile.passes.import_onnx import import_onnx
+from emberd.compile.passes.last_row import LAST_ROW, last_row
 from emberd.compile.passes.lower_kernels import ACQUIRE_EXPERTS, KernelLibrary, lower_kernels
 from emberd.compile.passes.moa_fusion import moa_fusion
 from emberd.compile.passes.plan_memory import lower_remaining, plan_memory
@@ -62,7 +61,7 @@ def compile_blocks(
     dump: Path | None = None,
     progress: Callable[[str], None] = lambda _label: None,
 ) -> CompiledBlocks:
-    """Compile every block kind of `model` for every number of tokens in `chunks`.
+    """Compile every block kind of `model`, and `last_row`, for every number of tokens in `chunks`.
 
     `isa` gives the dumped IR its kernel bodies; programs are the same for all. `disabled` names
     optional passes to leave out; without moa_fusion, large chunks are left out as well. With
@@ -73,11 +72,10 @@ def compile_blocks(
     programs: dict[tuple[str, int], BlockProgram] = {}
     reports: dict[tuple[str, int], list[str]] = {}
     kept = chunks if "moa_fusion" not in disabled else _gathering_chunks(model, chunks)
-    for block in dict.fromkeys(instance.block for instance in model.stack):
-        onnx_model = model.block_model(block)
+    for block in dict.fromkeys([*(instance.block for instance in model.stack), LAST_ROW]):
         for tokens in kept:
             progress(f"{block} x {tokens}")
-            module = import_onnx(onnx_model, tokens, cache_dtype=CACHE_DTYPES[recipe.name])
+            module = _import(model, block, tokens, CACHE_DTYPES[recipe.name])
             folder = None if dump is None else dump / f"{block}-t{tokens}"
             _dump(folder, 1, "import_onnx", module)
             with tvm.target.Target(isa.target):
@@ -152,33 +150,10 @@ def _summary(model: ConvertedModel, reports: dict[tuple[str, int], list[str]]) -
     return lines
 
 
-def build_library(library: KernelLibrary, isa: Isa) -> bytes:
-    """The kernels compiled for `isa` as a shared library, byte for byte reproducible.
-
-    Raises EmberdError when the system's linker fails.
-    """
-    functions = library.build(isa)
-    names = [str(function.attrs["global_symbol"]) for function in functions]
-    module = tvm.IRModule(dict(zip(names, functions, strict=True)))
-    with tempfile.TemporaryDirectory() as folder:
-        objects, output = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
-        tvm.tirx.build(module, target=tvm.target.Target(isa.target)).write_to_file(str(objects))
-        command = [
-            "cc",
-            "-shared",
-            "-nostdlib",
-            "-Wl,--build-id=none",
-            "-o",
-            str(output),
-            str(objects),
-        ]
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
-        except FileNotFoundError:
-            raise EmberdError("no C compiler: install gcc or clang, emberc links with it") from None
-        except subprocess.CalledProcessError as error:
-            raise EmberdError(f"linking the kernels failed: {error.stderr.strip()}") from error
-        return output.read_bytes()
+def _import(model: ConvertedModel, block: str, tokens: int, cache_dtype: str) -> tvm.IRModule:
+    if block == LAST_ROW:
+        return last_row(tokens, model.dimensions.hidden_size)
+    return import_onnx(model.block_model(block), tokens, cache_dtype)
 
 
 def _share_remaining(module: tvm.IRModule, library: KernelLibrary) -> dict[str, str]:

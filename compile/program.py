@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import tvm
 from emberd.compile.converted import BlockInstance, ConvertedModel
+from emberd.compile.passes.last_row import LAST_ROW
 from emberd.compile.passes.lower_kernels import ACQUIRE_EXPERTS
 from emberd.compile.passes.quantise import BANK, EXPERT_TABLE
 from emberd.daemon.errors import EmberdError
@@ -177,19 +178,22 @@ class ProgramBuilder:
     _states: dict[str, Buffer] = field(default_factory=dict)
 
     def build(self, blocks: dict[tuple[str, int], BlockProgram], chunks: list[int]) -> Program:
-        """`blocks`: every block kind of the model for every chunk size in `chunks`."""
-        sequences = []
+        """`blocks`: every block kind of the model and `last_row` for every size in `chunks`."""
         hidden_bytes = _aligned(chunks[-1] * self.model.dimensions.hidden_size * 4)
+        scratch_start = 2 * hidden_bytes
+        head = len(self.model.stack) - 1
+        sequences = []
         for tokens in chunks:
             body = self._body(blocks, tokens, hidden_bytes)
-            head = len(self.model.stack) - 1
-            parity = (head - 1) % 2
-            for role, rows in (("logits_last", 1), ("logits_all", tokens)):
-                row = (tokens - rows) * self.model.dimensions.hidden_size * 4
-                source = self._hidden(parity, rows, hidden_bytes, row)
-                steps = self._steps(head, blocks["head", rows], source, None, 2 * hidden_bytes)
+            hidden = self._hidden((head - 1) % 2, tokens, hidden_bytes)
+            every = self._steps(head, blocks["head", tokens], hidden, None, scratch_start)
+            last = every
+            if tokens > 1:
+                row = self._hidden(head % 2, 1, hidden_bytes)
+                last = self._steps(head, blocks[LAST_ROW, tokens], hidden, row, scratch_start)
+                last += self._steps(head, blocks["head", 1], row, None, scratch_start)
+            for role, steps in (("logits_last", last), ("logits_all", every), ("body", body)):
                 sequences.append(Sequence(tokens, role, tuple(steps)))
-            sequences.append(Sequence(tokens, "body", tuple(body)))
         vocab, largest = self.model.dimensions.vocab_size, chunks[-1]
         tables = np.concatenate(
             [
@@ -225,16 +229,16 @@ class ProgramBuilder:
     ) -> list[Step]:
         steps: list[Step] = []
         for position, instance in enumerate(self.model.stack[:-1]):
-            source = self._hidden((position - 1) % 2, tokens, hidden_bytes, 0)
-            target = self._hidden(position % 2, tokens, hidden_bytes, 0)
+            source = self._hidden((position - 1) % 2, tokens, hidden_bytes)
+            target = self._hidden(position % 2, tokens, hidden_bytes)
             block = blocks[instance.block, tokens]
             steps += self._steps(position, block, source, target, 2 * hidden_bytes)
         return steps
 
-    def _hidden(self, parity: int, tokens: int, hidden_bytes: int, offset: int) -> Buffer:
+    def _hidden(self, parity: int, tokens: int, hidden_bytes: int) -> Buffer:
         """Blocks read one of two hidden-state buffers and write the other."""
         shape = (tokens, self.model.dimensions.hidden_size)
-        return Buffer(Section.SCRATCH, "float32", shape, parity * hidden_bytes + offset)
+        return Buffer(Section.SCRATCH, "float32", shape, parity * hidden_bytes)
 
     def _steps(
         self,

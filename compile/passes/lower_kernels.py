@@ -38,10 +38,6 @@ class KernelLibrary:
     def __init__(self) -> None:
         self.builders: dict[str, Builder] = {}
 
-    def build(self, isa: Isa) -> list[tirx.PrimFunc]:
-        """All kernels for `isa`, in order of their symbols."""
-        return [self.builders[symbol](isa) for symbol in sorted(self.builders)]
-
 
 @dataclass(frozen=True)
 class _Kernel:
