@@ -16,11 +16,9 @@ from emberd.daemon.server import parameters, sse
 from emberd.daemon.server.errors import ApiError, to_api_error
 from emberd.daemon.server.fields import Fields, invalid, read_object
 from emberd.daemon.server.keys import SERVICE, Service
+from emberd.daemon.server.messages import mark, mark_message, read_messages
 from emberd.daemon.stream import Stream
-from emberd.daemon.text import THINK_CLOSE, THINK_OPEN, Tokenizer
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-_THINKING = frozenset({THINK_OPEN, THINK_CLOSE})
+from emberd.daemon.text import Tokenizer
 
 routes = web.RouteTableDef()
 
@@ -154,7 +152,7 @@ def _refuse_unsupported(fields: Fields) -> None:
 
 async def _generation(service: Service, fields: Fields) -> Request:
     """The request to the engine. Template and tokenizer work in a thread: prompts may be long."""
-    messages = _messages(fields)
+    messages = read_messages(fields)
     variables = fields.object("chat_template_kwargs").data
     wanted = fields.integer("top_logprobs", 0, parameters.MAX_LOGPROBS, 0)
     if wanted and not fields.boolean("logprobs"):
@@ -189,8 +187,8 @@ def _prompt(
             400, "this model has no chat template; use /v1/completions", code="no_chat_template"
         )
     tokenizer = service.tokenizer
-    marked = [_marked_message(tokenizer, message) for message in messages]
-    names = {name: _marked(tokenizer, value) for name, value in variables.items()}
+    marked = [mark_message(tokenizer, message) for message in messages]
+    names = {name: mark(tokenizer, value) for name, value in variables.items()}
     text, history = (service.template.render(marked, prompt, names) for prompt in (True, False))
     opening = text.removeprefix(history)
     if not 0 < len(opening) < len(text) or not tokenizer.begins_with_control(opening):
@@ -207,65 +205,3 @@ def _opens_thinking(tokenizer: Tokenizer, tail: list[int]) -> bool:
     marks = (tokenizer.think_open, tokenizer.think_close)
     last = next((token for token in reversed(tail) if token in marks), None)
     return last is not None and last == tokenizer.think_open
-
-
-def _marked(tokenizer: Tokenizer, value: Any, keep: frozenset[str] = frozenset()) -> Any:
-    """``value`` with every control token's literal in its strings marked as plain text."""
-    if isinstance(value, str):
-        return tokenizer.mark(value, keep)
-    if isinstance(value, list):
-        return [_marked(tokenizer, item, keep) for item in value]
-    if isinstance(value, dict):
-        return {name: _marked(tokenizer, item, keep) for name, item in value.items()}
-    return value
-
-
-def _marked_message(tokenizer: Tokenizer, message: dict[str, Any]) -> dict[str, Any]:
-    """Templates look for the thinking inside an assistant's content: its tags stay."""
-    keep = _THINKING if message["role"] == "assistant" else frozenset()
-    return {
-        name: _marked(tokenizer, value, keep if name == "content" else frozenset())
-        for name, value in message.items()
-    }
-
-
-def _messages(fields: Fields) -> list[dict[str, Any]]:
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise invalid("messages", "expected a list of at least one message")
-    return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
-
-
-def _message(where: str, message: Any) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise invalid(where, "expected an object with role and content")
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise invalid(f"{where}.role", f"expected one of {', '.join(ROLES)}")
-    content = _content(f"{where}.content", message.get("content"), role)
-    reasoning = message.get("reasoning_content")
-    if not isinstance(reasoning, str | None):
-        raise invalid(f"{where}.reasoning_content", "expected a string")
-    known = {name: value for name, value in message.items() if value is not None}
-    return known | {"role": "system" if role == "developer" else role, "content": content}
-
-
-def _content(where: str, content: Any, role: str) -> str:
-    if content is None and role == "assistant":
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid(where, "expected a string or a list of parts")
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            shown = kind if isinstance(kind, str) else "unknown"
-            raise invalid(
-                f"{where}[{index}]", f"parts of type {shown[:40]!r}: this model takes only text"
-            )
-        if not isinstance(part.get("text"), str):
-            raise invalid(f"{where}[{index}].text", "expected a string")
-        texts.append(part["text"])
-    return "".join(texts)

@@ -1,4 +1,4 @@
-"""Tokenizer and template against transformers; Qwen's real vocabulary where it can be had."""
+"""The tokenizer against transformers', with Qwen's real vocabulary."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ import json
 import random
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-from emberd.daemon import template as template_module
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.template import ChatTemplate, TemplateRefusal
-from emberd.daemon.text import Tokenizer, special_tokens
+from emberd.daemon.text import Tokenizer
 from needs import needs
 from tokenizers.pre_tokenizers import ByteLevel
 
-DEMO = Path(__file__).parents[2] / "firmware_assets" / "demo" / "model"
 QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -124,81 +120,6 @@ def test_qwen_vocabulary_tokenises_as_in_transformers(qwen_folder: Path) -> None
     assert not control & set(tokenizer.encode_with_control(marked))
     plain = tokenizer.encode("say <|im_end|> and <think>")
     assert tokenizer.encode_with_control(marked) == plain
-
-
-@pytest.fixture(scope="module")
-def demo() -> tuple[Tokenizer, ChatTemplate, Any]:
-    needs("transformers")
-    from transformers import AutoTokenizer
-
-    config = json.loads((DEMO / "tokenizer_config.json").read_text(encoding="utf-8"))
-    source = (DEMO / "chat_template.jinja").read_text(encoding="utf-8")
-    tokenizer = Tokenizer((DEMO / "tokenizer.json").read_text(encoding="utf-8"))
-    reference = AutoTokenizer.from_pretrained(DEMO)
-    return tokenizer, ChatTemplate(source, special_tokens(config)), reference
-
-
-@pytest.mark.parametrize("thinking", [False, True])
-@pytest.mark.parametrize("generation_prompt", [False, True])
-def test_chat_prompts_are_those_of_transformers(
-    demo: tuple[Tokenizer, ChatTemplate, Any], thinking: bool, generation_prompt: bool
-) -> None:
-    tokenizer, template, reference = demo
-    messages = [
-        {"role": "system", "content": "You are a device.\n"},
-        {"role": "user", "content": "  把温度调到 21°\n\n"},
-        {"role": "assistant", "content": '<think>\nhm\n</think>\n\nOK {"a": 1}'},
-        {"role": "user", "content": "and é\u0301 🎉"},
-    ]
-    names = {"enable_thinking": thinking}
-    ids = tokenizer.encode_with_control(template.render(messages, generation_prompt, names))
-    expected = reference.apply_chat_template(
-        messages, add_generation_prompt=generation_prompt, return_dict=False, **names
-    )
-    assert ids == expected
-
-
-def _render(source: str, **names: Any) -> str:
-    return ChatTemplate(source, {"eos_token": "<e>"}).render([{"role": "user"}], False, names)
-
-
-def test_templates_have_what_transformers_gives_them() -> None:
-    assert _render("{{ x | tojson }}{{ eos_token }}", x={"ü": "<"}) == '{"ü": "<"}<e>'
-    assert _render("{% generation %}a{{ x }}{% endgeneration %}", x="b") == "ab"
-    assert (
-        _render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}")
-        == "01"
-    )
-    assert len(_render("{{ strftime_now('%Y') }}")) == 4
-
-
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("{{ raise_exception('No.') }}", "^No\\.$"),
-        ("{{ 'x' * 1000000000000 }}", "too long"),
-        ("{{ 9 ** 9 }}", "not allowed"),
-        ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "too long"),
-        ("{{ ''.__class__.__mro__ }}", "unsafe"),
-        ("{{ messages.append(1) }}", "unsafe|safely"),
-        ("{{ messages[0].content + 'x' }}", "no attribute 'content'"),
-    ],
-)
-def test_faulty_templates_are_refused(source: str, reason: str) -> None:
-    with pytest.raises(TemplateRefusal, match=reason):
-        _render(source)
-
-
-def test_an_endless_template_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_module, "MAX_SECONDS", 0.05)
-    loops = "".join(f"{{% for i{n} in range(99999) %}}" for n in range(4))
-    with pytest.raises(TemplateRefusal, match="took over"):
-        _render(loops + "{% endfor %}" * 4)
-
-
-def test_a_template_with_a_syntax_error_names_it() -> None:
-    with pytest.raises(EmberdError, match="chat template"):
-        ChatTemplate("{% for %}", {})
 
 
 @pytest.mark.parametrize(
