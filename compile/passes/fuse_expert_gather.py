@@ -14,7 +14,7 @@ def fuse_expert_gather() -> tvm.transform.Pass:
     ids are those of a router, i32[T,K]; the result is f32[T,K,N,C].
     """
     experts, ids = wildcard(), wildcard()
-    take = is_op("relax.take")(experts, is_op("relax.astype")(ids))
+    pattern = is_op("relax.take")(experts, is_op("relax.astype")(ids)).has_attr({"axis": 0})
 
     def rewriter(matched: relax.Expr, matches: Matches) -> relax.Expr | None:
         weights, chosen = matches[experts], matches[ids]
@@ -22,8 +22,6 @@ def fuse_expert_gather() -> tvm.transform.Pass:
             return None
         if len(chosen.ty.shape) != 2 or str(chosen.ty.dtype) != "int32":
             return None
-        if int(matches[take].attrs.axis) != 0:
-            return None
         return operators.call("gather_experts", [chosen, weights], [], matched.ty)
 
-    return pattern_pass("fuse_expert_gather", take, rewriter, "gather of experts")
+    return pattern_pass("fuse_expert_gather", pattern, rewriter, "gather of experts")

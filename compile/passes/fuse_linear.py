@@ -24,7 +24,7 @@ def fuse_linear() -> tvm.transform.Pass:
 def fuse_embedding() -> tvm.transform.Pass:
     """The rows of a table by token id: embedding(tokens i32[T], table f32[V,H]) -> f32[T,H]."""
     table, tokens = wildcard(), wildcard()
-    pattern = is_op("relax.take")(table, tokens)
+    pattern = is_op("relax.take")(table, tokens).has_attr({"axis": 0})
 
     def rewriter(matched: relax.Expr, matches: Matches) -> relax.Expr | None:
         if len(matches[table].ty.shape) != 2 or len(matches[tokens].ty.shape) != 1:

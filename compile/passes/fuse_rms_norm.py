@@ -8,6 +8,7 @@ from emberd.compile.passes.rewrite import (
     Matches,
     add,
     constant_value,
+    is_const,
     is_op,
     multiply,
     operator,
@@ -28,20 +29,17 @@ def fuse_rms_norm() -> tvm.transform.Pass:
 
 
 def _fuse_norm() -> tvm.transform.Pass:
-    x, eps, weight, one, scale = (wildcard() for _ in range(5))
-    mean = is_op("relax.mean")(multiply(x, x))
+    x, eps, weight, one = wildcard(), is_const(), wildcard(), is_const()
+    scale = add(weight, one) | wildcard()
+    mean = is_op("relax.mean")(multiply(x, x)).has_attr({"axis": [-1], "keepdims": True})
     root = is_op("relax.sqrt")(add(mean, eps))
-    pattern = multiply(is_op("relax.divide")(x, root), add(weight, one) | scale)
+    pattern = multiply(is_op("relax.divide")(x, root), scale)
 
     def rewriter(matched: relax.Expr, matches: Matches) -> relax.Expr | None:
         epsilon = constant_value(matches[eps])
-        zero_centred = one in matches
+        zero_centred = one in matches and constant_value(matches[one]) == 1.0
         factor = matches[weight if zero_centred else scale]
-        if epsilon is None or [int(axis) for axis in matches[mean].attrs.axis] != [-1]:
-            return None
-        if zero_centred and constant_value(matches[one]) != 1.0:
-            return None
-        if len(factor.ty.shape) != 1:
+        if epsilon is None or len(factor.ty.shape) != 1:
             return None
         scalars = [epsilon, int(zero_centred)]
         return operators.call("rms_norm", [matches[x], factor], scalars, matched.ty)

@@ -14,11 +14,13 @@ class RouterPattern:
 
     def __init__(self) -> None:
         self.x, self.weight = wildcard(), wildcard()
-        probabilities = is_op("relax.nn.softmax")(linear(self.x, self.weight))
-        self.top_k = is_op("relax.topk")(probabilities)
+        softmax = is_op("relax.nn.softmax")(linear(self.x, self.weight))
+        probabilities = softmax.has_attr({"axis": -1})
+        self.top_k = is_op("relax.topk")(probabilities).has_attr({"axis": -1, "largest": True})
         values = is_tuple_get_item(self.top_k, 0)
         self.ids = is_tuple_get_item(self.top_k, 1)
-        self.weights = is_op("relax.divide")(values, is_op("relax.sum")(values))
+        total = is_op("relax.sum")(values).has_attr({"axis": [-1], "keepdims": True})
+        self.weights = is_op("relax.divide")(values, total)
 
     def call(self, matches: Matches) -> relax.Call:
         """router(x f32[T,H], weight f32[E,H]) -> (ids i32[T,K], weights f32[T,K])."""

@@ -18,7 +18,7 @@ from emberd.compile.passes.rewrite import (
     wildcard,
 )
 from tvm import relax
-from tvm.relax.dpl import is_tuple_get_item
+from tvm.relax.dpl import DFPattern, is_tuple_get_item
 
 
 def moa_fusion() -> tvm.transform.Pass:
@@ -32,18 +32,20 @@ def moa_fusion() -> tvm.transform.Pass:
     router = RouterPattern()
     gate_up, down = wildcard(), wildcard()
     ids = router.ids
-    column = is_op("relax.expand_dims")(is_op("relax.expand_dims")(router.x)) | is_op(
-        "relax.expand_dims"
-    )(router.x)
-    projected = is_op("relax.matmul")(column, _transposed(is_op("relax.take")(gate_up, ids)))
-    halves = is_op("relax.split")(projected)
+    column = _expanded(_expanded(router.x, 1), 2) | _expanded(router.x, 1, 2)
+    projected = is_op("relax.matmul")(column, _gathered(gate_up, ids))
+    halves = is_op("relax.split")(projected).has_attr({"axis": -1})
     gate, up = is_tuple_get_item(halves, 0), is_tuple_get_item(halves, 1)
     hidden = multiply(silu(gate), up)
-    output = is_op("relax.matmul")(hidden, _transposed(is_op("relax.take")(down, ids)))
-    weighted = multiply(is_op("relax.squeeze")(output), is_op("relax.expand_dims")(router.weights))
-    pattern = is_op("relax.sum")(weighted)
+    output = is_op("relax.matmul")(hidden, _gathered(down, ids))
+    rows = is_op("relax.squeeze")(output).has_attr({"axis": [2]})
+    weighted = multiply(rows, _expanded(router.weights, 2))
+    pattern = is_op("relax.sum")(weighted).has_attr({"axis": [1], "keepdims": False})
 
-    def rewriter(matched: relax.Expr, matches: Matches) -> relax.Expr:
+    def rewriter(matched: relax.Expr, matches: Matches) -> relax.Expr | None:
+        doubled, intermediate = matches[gate_up].ty.shape[1], matches[down].ty.shape[2]
+        if int(doubled) != 2 * int(intermediate):
+            return None
         routed = router.call(matches)
         tensors = [
             matches[router.x],
@@ -57,5 +59,11 @@ def moa_fusion() -> tvm.transform.Pass:
     return pattern_pass("moa_fusion", pattern, rewriter, "mixture of experts")
 
 
-def _transposed(weights: relax.dpl.DFPattern) -> relax.dpl.DFPattern:
-    return is_op("relax.permute_dims")(weights)
+def _expanded(tensor: DFPattern, *axes: int) -> DFPattern:
+    return is_op("relax.expand_dims")(tensor).has_attr({"axis": list(axes)})
+
+
+def _gathered(experts: DFPattern, ids: DFPattern) -> DFPattern:
+    """The transposed matrices [T, K, C, N] of the experts that ids name."""
+    gathered = is_op("relax.take")(experts, ids).has_attr({"axis": 0})
+    return is_op("relax.permute_dims")(gathered).has_attr({"axes": [0, 1, 3, 2]})

@@ -21,8 +21,8 @@ def quantise(recipe: Recipe, block: str) -> tvm.transform.Pass:
 
     The weight of a `linear` or `embedding` becomes uint8[packed_bytes] unless it stays f32, and the
     operator learns the format. The expert weights of a `moe` or of `gather_experts` become the bank
-    uint8[S, expert_bytes] and the table i32[E] from expert id to blob. Raises EmberdError naming a
-    dimension that the format cannot take.
+    uint8[S, expert_bytes] and the table i32[E] from expert id to blob. Every format must be able to
+    take its weights, which `build` checks before any pass runs.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="quantise")  # type: ignore[untyped-decorator]
@@ -84,13 +84,10 @@ class _Quantiser(relax.PyExprMutator):  # type: ignore[misc]
         rows, columns = operators.static_shape(weight)
         name = self._recipe.format_of(self._block, weight.name)
         self.counts[name] = self.counts.get(name, 0) + 1
-        packing = FORMATS[name]
-        packing.check(rows, columns)
         tensors = list(parsed.tensors)
         if name != "f32":
-            tensors[position] = self._parameter(
-                weight.name, operators.tensor([packing.packed_bytes(rows, columns)], "uint8")
-            )
+            size = FORMATS[name].packed_bytes(rows, columns)
+            tensors[position] = self._parameter(weight.name, operators.tensor([size], "uint8"))
         scalars: list[operators.Scalar] = [name, rows, columns]
         return operators.call(parsed.name, tensors, scalars, parsed.result)
 

@@ -8,7 +8,7 @@ import tvm
 from emberd.compile.passes import operators
 from tvm import relax
 from tvm.ir.expr import GenericConst
-from tvm.relax.dpl import DFPattern, is_op, rewrite_call, wildcard
+from tvm.relax.dpl import DFPattern, is_const, is_op, rewrite_call, wildcard
 from tvm.relax.dpl.pattern import ExternFuncPattern
 
 Matches = dict[DFPattern, relax.Expr]
@@ -78,7 +78,8 @@ def add(left: DFPattern, right: DFPattern) -> DFPattern:
 
 def linear(x: DFPattern, weight: DFPattern) -> DFPattern:
     """x f32[.., K] times the transpose of weight f32[N, K]."""
-    return is_op("relax.matmul")(x, is_op("relax.permute_dims")(weight))
+    transposed = is_op("relax.permute_dims")(weight).has_attr({"axes": [1, 0]})
+    return is_op("relax.matmul")(x, transposed)
 
 
 def silu(x: DFPattern) -> DFPattern:
@@ -102,6 +103,7 @@ __all__ = [
     "add",
     "commutative",
     "constant_value",
+    "is_const",
     "is_op",
     "linear",
     "multiply",

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import tvm
-from emberd.compile.passes.rewrite import Matches, add, is_op, pattern_pass, wildcard
+from emberd.compile.passes.rewrite import (
+    Matches,
+    add,
+    constant_value,
+    is_op,
+    pattern_pass,
+    wildcard,
+)
 from tvm import relax
+from tvm.relax.dpl import is_tuple_get_item
 
 
 def simplify_gather() -> tvm.transform.Pass:
@@ -12,11 +20,12 @@ def simplify_gather() -> tvm.transform.Pass:
 
     The blocks' only index inputs are token ids and positions, which the core checks.
     """
-    index = wildcard()
-    negative = is_op("relax.less")(index, wildcard())
-    pattern = is_op("relax.where")(negative, add(index, wildcard()), index)
+    chosen = is_tuple_get_item(is_op("relax.topk")(wildcard()), 1)
+    index, zero = chosen | wildcard(), wildcard()
+    pattern = is_op("relax.where")(is_op("relax.less")(index, zero), add(index, wildcard()), index)
 
-    def rewriter(_matched: relax.Expr, matches: Matches) -> relax.Expr:
-        return matches[index]
+    def rewriter(_matched: relax.Expr, matches: Matches) -> relax.Expr | None:
+        trusted = chosen in matches or isinstance(matches[index], relax.Var)
+        return matches[index] if trusted and constant_value(matches[zero]) == 0 else None
 
     return pattern_pass("simplify_gather", pattern, rewriter, "index wrapping removed")
