@@ -65,7 +65,7 @@ def calls(module: tvm.IRModule) -> list[str]:
 
 def run(module: tvm.IRModule, *arguments: Array, target: object = "llvm") -> Any:
     """The result of `main`: an array, or a list of them."""
-    machine = relax.VirtualMachine(relax.build(module, target), tvm.cpu())
+    machine = relax.VirtualMachine(relax.build(module, tvm.target.Target(target)), tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(array) for array in arguments))
     if isinstance(result, tvm.runtime.Tensor):
         return result.numpy()
@@ -91,12 +91,12 @@ def _weight(weight: Array, scalars: Sequence[Any]) -> Array:
     """The matrix of a linear or embedding; `quantise` adds format, rows and columns."""
     if not scalars or scalars[0] == "f32":
         return weight
-    name, rows, columns = scalars
+    name, rows, columns, *_more = scalars
     return FORMATS[name].unpack(weight, rows, columns)
 
 
 def _experts(table: Array, bank: Array, scalars: Sequence[Any]) -> tuple[Array, Array]:
-    name, hidden, intermediate, _experts = scalars
+    name, hidden, intermediate, *_more = scalars
     pairs = [unpack_expert(FORMATS[name], bank[slot], hidden, intermediate) for slot in table]
     return np.stack([gate_up for gate_up, _down in pairs]), np.stack([down for _, down in pairs])
 
