@@ -1,4 +1,5 @@
-# Everything on a fresh machine: `make demo` shows it, `make test` proves it.
+# Everything on a fresh machine: `make demo` shows it, `make test` proves it, `make bench` measures
+# it against llama.cpp.
 # Needs Python 3.11 with venv, make and a C compiler.
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ EXTRAS ?= compile,test
 BIN := $(VENV)/bin
 TYPING := build/typing/emberd
 
-.PHONY: demo test check clean
+.PHONY: demo test check bench clean
 
 $(VENV)/.installed: pyproject.toml setup.py $(wildcard daemon/native/*.c daemon/native/*.h)
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +34,14 @@ check: $(VENV)/.installed
 
 test: check
 	$(BIN)/python -m pytest
+
+# The peer is compiled for this machine (about 10 minutes, once). BENCH=--quick: the main figures.
+$(VENV)/.bench: $(VENV)/.installed
+	CMAKE_ARGS=-DGGML_NATIVE=ON $(BIN)/pip install --quiet -e '.[bench]'
+	touch $@
+
+bench: $(VENV)/.bench
+	PYTHONPATH=tests $(BIN)/python -m bench $(BENCH)
 
 clean:
 	rm -rf build dist $(VENV)

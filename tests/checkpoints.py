@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class TinyModel:
     tied: bool = False
     dtype: str = "F32"
     prompt: int = 70
+    max_context: int = 4096
 
     @property
     def quantizable(self) -> bool:
@@ -149,7 +150,7 @@ def configuration(model: TinyModel, vision: bool = False) -> dict[str, Any]:
         "linear_num_key_heads": model.key_heads,
         "linear_num_value_heads": model.value_heads,
         "linear_value_head_dim": model.value_dim,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": model.max_context,
         "moe_intermediate_size": model.intermediate,
         "num_attention_heads": model.query_heads,
         "num_experts": model.experts,
@@ -180,7 +181,14 @@ def configuration(model: TinyModel, vision: bool = False) -> dict[str, Any]:
 
 def tensors(model: TinyModel) -> Tensors:
     """Every weight f32 under the names of a text-only checkpoint, experts as banks."""
-    hidden, result = model.hidden, _Draws(model.name)
+    result = _Draws(model.name)
+    draw(model, result)
+    return result.tensors
+
+
+def draw(model: TinyModel, result: Draws) -> None:
+    """Every weight in the order of the layers, each with the distribution it is drawn from."""
+    hidden = model.hidden
     result.normal("model.embed_tokens.weight", (model.vocab, hidden), 0.5 / hidden**0.5)
     for index, kind in enumerate(model.layers):
         layer = f"model.layers.{index}."
@@ -194,7 +202,6 @@ def tensors(model: TinyModel) -> Tensors:
     result.normal("model.norm.weight", (hidden,), 0.2)
     if not model.tied:
         result.normal("lm_head.weight", (model.vocab, hidden), 0.6 / hidden**0.5)
-    return result.tensors
 
 
 def unfused(fused: Tensors) -> Tensors:
@@ -278,6 +285,19 @@ def _generator(*key: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(zlib.crc32("/".join(key).encode())))
 
 
+class Draws(Protocol):
+    """Takes tensors with their distributions."""
+
+    def normal(self, name: str, shape: tuple[int, ...], std: float, mean: float = 0.0) -> None: ...
+
+    def uniform(self, name: str, shape: tuple[int, ...], low: float, high: float) -> None: ...
+
+
+def _linear(result: Draws, name: str, shape: tuple[int, ...], gain: float = 1.0) -> None:
+    """A matrix (or bank of them) that keeps the scale of its input, times `gain`."""
+    result.normal(name, shape, gain / shape[-1] ** 0.5)
+
+
 class _Draws:
     """Tensors by name, each drawn from a generator of its own."""
 
@@ -293,40 +313,36 @@ class _Draws:
         draw = _generator(self._model, name).uniform(low, high, shape)
         self.tensors[name] = draw.astype(np.float32)
 
-    def linear(self, name: str, shape: tuple[int, ...], gain: float = 1.0) -> None:
-        """A matrix (or bank of them) that keeps the scale of its input, times `gain`."""
-        self.normal(name, shape, gain / shape[-1] ** 0.5)
 
-
-def _draw_delta(result: _Draws, prefix: str, model: TinyModel) -> None:
+def _draw_delta(result: Draws, prefix: str, model: TinyModel) -> None:
     keys, values = model.key_heads * model.key_dim, model.value_heads * model.value_dim
-    result.linear(prefix + "in_proj_qkv.weight", (2 * keys + values, model.hidden))
-    result.linear(prefix + "in_proj_z.weight", (values, model.hidden))
-    result.linear(prefix + "in_proj_b.weight", (model.value_heads, model.hidden))
-    result.linear(prefix + "in_proj_a.weight", (model.value_heads, model.hidden))
+    _linear(result, prefix + "in_proj_qkv.weight", (2 * keys + values, model.hidden))
+    _linear(result, prefix + "in_proj_z.weight", (values, model.hidden))
+    _linear(result, prefix + "in_proj_b.weight", (model.value_heads, model.hidden))
+    _linear(result, prefix + "in_proj_a.weight", (model.value_heads, model.hidden))
     result.normal(prefix + "conv1d.weight", (2 * keys + values, 1, model.conv), 0.5)
     result.uniform(prefix + "A_log", (model.value_heads,), -3.0, 2.0)
     result.uniform(prefix + "dt_bias", (model.value_heads,), -4.0, 1.0)
     result.normal(prefix + "norm.weight", (model.value_dim,), 0.2, mean=1.0)
-    result.linear(prefix + "out_proj.weight", (model.hidden, values))
+    _linear(result, prefix + "out_proj.weight", (model.hidden, values))
 
 
-def _draw_attention(result: _Draws, prefix: str, model: TinyModel) -> None:
+def _draw_attention(result: Draws, prefix: str, model: TinyModel) -> None:
     queries, keys = model.query_heads * model.head_dim, model.kv_heads * model.head_dim
-    result.linear(prefix + "q_proj.weight", (2 * queries, model.hidden))
-    result.linear(prefix + "k_proj.weight", (keys, model.hidden))
-    result.linear(prefix + "v_proj.weight", (keys, model.hidden))
-    result.linear(prefix + "o_proj.weight", (model.hidden, queries))
+    _linear(result, prefix + "q_proj.weight", (2 * queries, model.hidden))
+    _linear(result, prefix + "k_proj.weight", (keys, model.hidden))
+    _linear(result, prefix + "v_proj.weight", (keys, model.hidden))
+    _linear(result, prefix + "o_proj.weight", (model.hidden, queries))
     result.normal(prefix + "q_norm.weight", (model.head_dim,), 0.2)
     result.normal(prefix + "k_norm.weight", (model.head_dim,), 0.2)
 
 
-def _draw_moe(result: _Draws, prefix: str, model: TinyModel) -> None:
+def _draw_moe(result: Draws, prefix: str, model: TinyModel) -> None:
     hidden, experts = model.hidden, model.experts
-    result.linear(prefix + "gate.weight", (experts, hidden), 1.5)
-    result.linear(prefix + "experts.gate_up_proj", (experts, 2 * model.intermediate, hidden), 1.5)
-    result.linear(prefix + "experts.down_proj", (experts, hidden, model.intermediate), 1.5)
-    result.linear(prefix + "shared_expert.gate_proj.weight", (model.shared, hidden), 1.5)
-    result.linear(prefix + "shared_expert.up_proj.weight", (model.shared, hidden))
-    result.linear(prefix + "shared_expert.down_proj.weight", (hidden, model.shared))
-    result.linear(prefix + "shared_expert_gate.weight", (1, hidden))
+    _linear(result, prefix + "gate.weight", (experts, hidden), 1.5)
+    _linear(result, prefix + "experts.gate_up_proj", (experts, 2 * model.intermediate, hidden), 1.5)
+    _linear(result, prefix + "experts.down_proj", (experts, hidden, model.intermediate), 1.5)
+    _linear(result, prefix + "shared_expert.gate_proj.weight", (model.shared, hidden), 1.5)
+    _linear(result, prefix + "shared_expert.up_proj.weight", (model.shared, hidden))
+    _linear(result, prefix + "shared_expert.down_proj.weight", (hidden, model.shared))
+    _linear(result, prefix + "shared_expert_gate.weight", (1, hidden))

@@ -1,0 +1,46 @@
+"""emberd under measurement, in process: artifact, model and sessions as the daemon uses them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.core import LogitsRole, Model
+
+from bench.tokens import random_tokens
+
+
+class EmberdSide:
+    """See worker.Side."""
+
+    def start(self, path: str, threads: int, context: int, streams: int, prompt: int) -> float:
+        start = time.perf_counter()
+        self._model = Model(Artifact.open(Path(path)), threads)
+        self._sessions = [self._model.open_session(context) for _ in range(streams)]
+        logits = self._sessions[0].prefill(random_tokens(prompt, self._model.vocab_size))
+        assert logits is not None
+        logits.top(1)
+        return time.perf_counter() - start
+
+    def clear(self) -> float:
+        for session in self._sessions:
+            session.reset()
+        return 0.0
+
+    def prefill(self, count: int) -> float:
+        tokens = random_tokens(count, self._model.vocab_size)
+        start = time.perf_counter()
+        self._sessions[0].prefill(tokens)
+        return time.perf_counter() - start
+
+    def decode(self, count: int) -> float:
+        tokens = random_tokens(count, self._model.vocab_size)
+        start = time.perf_counter()
+        for token in tokens:
+            for session in self._sessions:
+                session.step([token], LogitsRole.LAST)
+        return time.perf_counter() - start
+
+    def fill(self, count: int) -> float:
+        return self.prefill(count - self._sessions[0].length)

@@ -1,0 +1,121 @@
+"""The figures of the benchmark: what is run for each, in groups that share fresh processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from emberd.compile.traffic import decode_traffic
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.program import Program
+
+from bench.measure import Bench, Samples, note, timed
+from bench.table import Row, row
+from bench.worker import Reply, Worker
+
+DECODED = 32  # tokens of one sample
+_MEBIBYTE = 1 << 20
+_STREAM_CONTEXT = 1024
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. `contexts`: tokens before the decoded ones, ascending."""
+
+    threads: tuple[int, ...] = (1, 2)
+    contexts: tuple[int, ...] = (0, 1024, 8192, 32768)
+    prompts: tuple[int, ...] = (32, 128, 512, 2048)
+    streams: tuple[int, ...] = (1, 2, 4, 8)
+    starts: bool = True
+
+
+FULL = Plan()
+QUICK = Plan(contexts=(0,), prompts=(128, 512), streams=(), starts=False)
+
+
+def measure(bench: Bench, plan: Plan, artifact: Artifact) -> Iterator[Row]:
+    """The rows, as they are measured."""
+    for threads in plan.threads:
+        yield from _one_stream(bench, plan, threads, artifact)
+        for streams in plan.streams:
+            yield _streams(bench, threads, streams)
+        if plan.starts:
+            yield from _starts(bench, threads)
+
+
+def _one_stream(bench: Bench, plan: Plan, threads: int, artifact: Artifact) -> Iterator[Row]:
+    """Prefill from nothing, then decode at growing contexts."""
+    with bench.workers(threads, _capacity(plan)) as workers:
+        for prompt in plan.prompts:
+            samples = bench.rates(workers, threads, "prefill", prompt, prepare=_clear)
+            yield _told(row(f"prefill {prompt}", threads, "tok/s", "higher", samples.values))
+        for context in plan.contexts:
+            if context == 0:
+                samples = bench.rates(workers, threads, "decode", DECODED, prepare=_begin)
+            else:
+                for worker in workers:
+                    worker.call("clear", 60)
+                    timed(worker, "fill", context)
+                samples = bench.rates(workers, threads, "decode", DECODED)
+            name = f"decode, context {context}"
+            yield _told(row(name, threads, "tok/s", "higher", samples.values))
+            yield _told(_share(name, threads, samples, artifact, context))
+
+
+def _share(name: str, threads: int, samples: Samples, artifact: Artifact, context: int) -> Row:
+    """Bytes that the tokens had to move, as a share of what memory gave between the samples.
+
+    The peer's file holds the same tensors at the same width, so the bytes are the same.
+    """
+    program = Program.decode(artifact.program)
+    needed = decode_traffic(program, artifact.model.vocab_size, context + DECODED // 2).total
+    read = median(samples.reads)
+    note(f"  memory read {read / 1e9:.1f} GB/s, {needed / 1e6:.0f} MB a token")
+    shares = {
+        side: [100 * needed * rate / read for rate in rates]
+        for side, rates in samples.values.items()
+    }
+    return row(f"{name}: of memory read", threads, "%", "higher", shares)
+
+
+def _streams(bench: Bench, threads: int, streams: int) -> Row:
+    with bench.workers(threads, _STREAM_CONTEXT, streams) as workers:
+        samples = bench.rates(workers, threads, "decode", DECODED, streams=streams, prepare=_begin)
+    plural = "s" if streams > 1 else ""
+    name = f"decode, {streams} stream{plural}"
+    return _told(row(name, threads, "tok/s", "higher", samples.values))
+
+
+def _starts(bench: Bench, threads: int) -> Iterator[Row]:
+    def work(worker: Worker) -> Reply:
+        timed(worker, "prefill", 512)
+        return timed(worker, "decode", DECODED)
+
+    seconds, peaks = bench.starts(threads, 4096, work)
+    yield _told(row("load to first token", threads, "s", "lower", seconds.values))
+    sizes = {side: [x / _MEBIBYTE for x in values] for side, values in peaks.values.items()}
+    yield _told(row("peak memory", threads, "MiB", "lower", sizes))
+
+
+def _capacity(plan: Plan) -> int:
+    """Tokens that a session must hold: the longest context and some samples, with retries."""
+    return max(*plan.contexts, *plan.prompts) + 2048
+
+
+def _clear(worker: Worker) -> None:
+    worker.call("clear", 60)
+
+
+def _begin(worker: Worker) -> None:
+    """An empty session whose memory has been touched."""
+    _clear(worker)
+    timed(worker, "decode", 1)
+
+
+def _told(result: Row) -> Row:
+    note(
+        f"{result.figure}, {result.threads} thread{'s' * (result.threads > 1)}: "
+        f"{result.emberd:.4g} / {result.peer:.4g} {result.unit} = {result.ratio:.2f}"
+    )
+    return result

@@ -1,0 +1,113 @@
+"""llama.cpp under measurement, in process, through the C functions that llama-cpp-python wraps."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+
+import llama_cpp.llama_cpp as llama
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.tokens import random_tokens
+
+BATCH = 2048  # most tokens of one call; llama.cpp computes them 512 at a time
+
+
+class PeerSide:
+    """See worker.Side. Everything as llama.cpp has it by default, threads and context aside."""
+
+    def start(self, path: str, threads: int, context: int, streams: int, prompt: int) -> float:
+        llama.llama_log_set(_silent, None)
+        start = time.perf_counter()
+        llama.llama_backend_init()
+        parameters = llama.llama_model_default_params()
+        self._model = llama.llama_model_load_from_file(path.encode(), parameters)
+        if not self._model:
+            raise RuntimeError(f"llama.cpp cannot load {path}")
+        vocabulary = llama.llama_model_get_vocab(self._model)
+        self._vocab_size = llama.llama_vocab_n_tokens(vocabulary)
+        settings = llama.llama_context_default_params()
+        settings.n_ctx = context * streams
+        settings.n_seq_max = streams
+        settings.n_batch = BATCH
+        settings.n_threads = settings.n_threads_batch = threads
+        self._context = llama.llama_init_from_model(self._model, settings)
+        if not self._context:
+            raise RuntimeError(f"llama.cpp cannot make {streams} contexts of {context} tokens")
+        self._memory = llama.llama_get_memory(self._context)
+        self._threads = threads
+        self._lengths = [0] * streams
+        self._batch = llama.llama_batch_init(BATCH, 0, 1)
+        self._append(random_tokens(prompt, self._vocab_size))
+        self._logits(-1).argmax()
+        return time.perf_counter() - start
+
+    def clear(self) -> float:
+        llama.llama_memory_clear(self._memory, True)
+        self._lengths = [0] * len(self._lengths)
+        return 0.0
+
+    def prefill(self, count: int) -> float:
+        tokens = random_tokens(count, self._vocab_size)
+        start = time.perf_counter()
+        self._append(tokens)
+        return time.perf_counter() - start
+
+    def decode(self, count: int) -> float:
+        tokens = random_tokens(count, self._vocab_size)
+        streams = range(len(self._lengths))
+        start = time.perf_counter()
+        for token in tokens:
+            self._run([(stream, token, True) for stream in streams])
+        return time.perf_counter() - start
+
+    def fill(self, count: int) -> float:
+        """On all cores, whatever the number of threads that is measured."""
+        llama.llama_set_n_threads(self._context, self._threads, os.cpu_count() or 1)
+        seconds = self.prefill(count - self._lengths[0])
+        llama.llama_set_n_threads(self._context, self._threads, self._threads)
+        return seconds
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Append up to BATCH tokens to the first stream: their logits f32[T, V]."""
+        self._run([(0, token, True) for token in tokens])
+        return np.stack([self._logits(row) for row in range(len(tokens))])
+
+    def close(self) -> None:
+        llama.llama_batch_free(self._batch)
+        llama.llama_free(self._context)
+        llama.llama_model_free(self._model)
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        """Tokens of the first stream, with the logits of the last one."""
+        for first in range(0, len(tokens), BATCH):
+            part = tokens[first : first + BATCH]
+            last = len(tokens) - 1 - first
+            self._run([(0, token, row == last) for row, token in enumerate(part)])
+
+    def _run(self, rows: Sequence[tuple[int, int, bool]]) -> None:
+        """Rows of (stream, token, whether its logits are wanted), computed to the end."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for row, (stream, token, wanted) in enumerate(rows):
+            batch.token[row] = token
+            batch.pos[row] = self._lengths[stream]
+            batch.n_seq_id[row] = 1
+            batch.seq_id[row][0] = stream
+            batch.logits[row] = wanted
+            self._lengths[stream] += 1
+        if llama.llama_decode(self._context, batch) != 0:
+            raise RuntimeError("llama.cpp could not compute a batch")
+        llama.llama_synchronize(self._context)
+
+    def _logits(self, row: int) -> NDArray[np.float32]:
+        address = llama.llama_get_logits_ith(self._context, row)
+        return np.ctypeslib.as_array(address, (self._vocab_size,)).copy()
+
+
+@llama.llama_log_callback  # type: ignore[untyped-decorator]
+def _silent(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
+    """llama.cpp tells a lot; what matters comes back as a status."""

@@ -1,0 +1,120 @@
+"""Which figures a plan gives, and what the workers are told for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import TinyModel, write_checkpoint
+from emberd.compile.build import build
+from emberd.compile.convert import convert
+from emberd.daemon.artifact import Artifact
+
+from bench.figures import FULL, QUICK, Plan, measure
+from bench.measure import Samples
+from bench.worker import Reply
+
+TINY = TinyModel("figures", layers="DA", hidden=64, vocab=64)
+
+
+class Recorder:
+    """A worker that only keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def call(self, method: str, limit_seconds: float, **arguments: Any) -> Reply:
+        self.calls.append((method, *arguments.values()))
+        return Reply(1.0, 1.0, 3 << 20)
+
+
+class FakeBench:
+    """Stands for measure.Bench: emberd is twice as fast as the peer."""
+
+    def __init__(self) -> None:
+        self.worker = Recorder()
+        self.opened: list[tuple[int, int, int]] = []
+
+    @contextmanager
+    def workers(self, threads: int, context: int, streams: int = 1) -> Iterator[list[Recorder]]:
+        self.opened.append((threads, context, streams))
+        yield [self.worker]
+
+    def rates(
+        self,
+        workers: list[Recorder],
+        threads: int,
+        method: str,
+        count: int,
+        *,
+        streams: int = 1,
+        prepare: Callable[[Recorder], object] = lambda worker: None,
+    ) -> Samples:
+        prepare(self.worker)
+        self.worker.calls.append((method, count, streams))
+        return Samples({"emberd": [20.0], "peer": [10.0]}, [1e6, 2e6, 9e6])
+
+    def starts(self, threads: int, context: int, then: Callable[[Recorder], Reply]) -> Any:
+        peak = then(self.worker).peak_bytes
+        return Samples({"emberd": [1.0], "peer": [2.0]}), Samples(
+            {"emberd": [peak], "peer": [peak]}
+        )
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    folder = tmp_path_factory.mktemp("figures")
+    write_checkpoint(folder / "checkpoint", TINY)
+    convert(folder / "checkpoint", folder / "converted")
+    build(folder / "converted", folder / "artifact", "host", "f32", chunk_sizes=(1,))
+    return Artifact.open(Path(folder / "artifact"))
+
+
+def test_one_of_each(artifact: Artifact) -> None:
+    bench: Any = FakeBench()
+    plan = Plan(threads=(2,), contexts=(0, 100), prompts=(32,), streams=(4,))
+    rows = {row.figure: row for row in measure(bench, plan, artifact)}
+    assert list(rows) == [
+        "prefill 32",
+        "decode, context 0",
+        "decode, context 0: of memory read",
+        "decode, context 100",
+        "decode, context 100: of memory read",
+        "decode, 4 streams",
+        "load to first token",
+        "peak memory",
+    ]
+    assert {row.threads for row in rows.values()} == {2}
+    assert rows["decode, 4 streams"].must == 1.5
+    assert (rows["peak memory"].emberd, rows["peak memory"].unit) == (3, "MiB")
+    assert [streams for _, _, streams in bench.opened] == [1, 4]
+    assert all(context >= 100 + 32 for _, context, _ in bench.opened)
+    assert bench.worker.calls == [
+        *[("clear",), ("prefill", 32, 1)],
+        *[("clear",), ("decode", 1), ("decode", 32, 1)],
+        *[("clear",), ("fill", 100), ("decode", 32, 1)],
+        *[("clear",), ("decode", 1), ("decode", 32, 4)],
+        *[("prefill", 512), ("decode", 32)],
+    ]
+
+
+def test_share_of_memory_read(artifact: Artifact) -> None:
+    """Rates times bytes of a token over the median read; more context is more bytes."""
+    bench: Any = FakeBench()
+    plan = Plan(threads=(1,), contexts=(0, 100), prompts=(32,), streams=(), starts=False)
+    rows = {row.figure: row for row in measure(bench, plan, artifact)}
+    short, long = (rows[f"decode, context {n}: of memory read"] for n in (0, 100))
+    assert (short.ratio, long.ratio) == (2.0, 2.0)
+    per_token = artifact.program.section_bytes["kv_per_token"]
+    assert long.emberd - short.emberd == pytest.approx(100 * 20 * 100 * per_token / 2e6)
+
+
+def test_plans() -> None:
+    assert FULL.contexts == (0, 1024, 8192, 32768)
+    assert FULL.prompts == (32, 128, 512, 2048)
+    assert FULL.streams == (1, 2, 4, 8)
+    assert set(QUICK.prompts) < set(FULL.prompts)
+    assert QUICK.threads == FULL.threads == (1, 2)
