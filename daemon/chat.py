@@ -1,4 +1,8 @@
-"""A terminal client for people: it talks to a daemon over HTTP and to nothing else."""
+"""A terminal client for people: it talks to a daemon over HTTP and to nothing else.
+
+On a terminal, Ctrl-C stops an answer, and a second one leaves. In a pipe, every line is a question,
+answers go to the output without the thinking, and the first failure ends the program.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -17,21 +21,26 @@ HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-async def talk(url: str, model: str | None, system: str | None) -> None:
+async def talk(
+    url: str, model: str | None = None, system: str | None = None, api_key: str | None = None
+) -> None:
     """Read questions until the input ends. Raises EmberdError if there is no daemon at ``url``."""
-    chat = Chat(url.rstrip("/"), model, system)
-    interactive = sys.stdin.isatty()
-    if interactive:
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    chat = Chat(url.rstrip("/"), model, system, terminal)
+    if terminal:
         with suppress(ImportError):
             import readline  # noqa: F401  (history and editing for input())
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     # No connection outlives an answer: the loop stands still while a person types.
     connector = aiohttp.TCPConnector(force_close=True)
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as http:
         name = await chat.find_model(http)
-        if interactive:
+        if terminal:
             print(f"{name}. {HELP}.")
-        while (line := _read("> " if interactive else "")) is not None:
+        interrupted = False
+        while (line := _read("> " if terminal else "", interrupted)) is not None:
+            interrupted = False
             match line.strip():
                 case "":
                     continue
@@ -42,16 +51,22 @@ async def talk(url: str, model: str | None, system: str | None) -> None:
                 case "/reset":
                     chat.reset()
                 case question:
-                    await _interruptible(chat.ask(http, question))
+                    try:
+                        interrupted = await _interruptible(chat.ask(http, question))
+                    except EmberdError as error:
+                        if not terminal:
+                            raise
+                        print(f"error: {error}", file=sys.stderr)
 
 
 class Chat:
-    """A conversation and where it is held."""
+    """A conversation and where it is held; on a terminal its thinking is shown too."""
 
-    def __init__(self, url: str, model: str | None, system: str | None) -> None:
+    def __init__(self, url: str, model: str | None, system: str | None, terminal: bool) -> None:
         self._url = url
         self._model = model
         self._system = system
+        self._terminal = terminal
         self._messages: list[dict[str, str]] = []
         self.reset()
 
@@ -61,15 +76,14 @@ class Chat:
 
     async def find_model(self, http: aiohttp.ClientSession) -> str:
         """The name of the model that will answer."""
-        try:
+        with self._explained():
             async with http.get(f"{self._url}/v1/models") as response:
-                names = [model["id"] for model in (await response.json())["data"]]
-        except (aiohttp.ClientError, ValueError, KeyError, TypeError) as error:
-            raise EmberdError(
-                f"no emberd answers at {self._url} ({error}); start one with: emberd serve ARTIFACT"
-            ) from None
+                body = await response.json()
+                if response.status != 200:
+                    raise EmberdError(body["error"]["message"])
+                names = [str(model["id"]) for model in body["data"]]
         if self._model is None:
-            return str(names[0])
+            return names[0]
         if self._model not in names:
             raise EmberdError(f"{self._url} serves {', '.join(names)}, not {self._model}")
         return self._model
@@ -80,18 +94,31 @@ class Chat:
         body = {"model": self._model, "messages": self._messages, "stream": True}
         answer: list[str] = []
         try:
-            async with http.post(f"{self._url}/v1/chat/completions", json=body) as response:
-                if response.status != 200:
-                    raise EmberdError((await response.json())["error"]["message"])
-                await self._print(response, answer)
-        except (aiohttp.ClientError, EmberdError) as error:
-            print(f"error: {error}", file=sys.stderr)
+            with self._explained():
+                async with http.post(f"{self._url}/v1/chat/completions", json=body) as response:
+                    if response.status != 200:
+                        raise EmberdError((await response.json())["error"]["message"])
+                    await self._print(response, answer)
         finally:
-            print(PLAIN if sys.stdout.isatty() else "", flush=True)
+            print(PLAIN if self._terminal else "", flush=True)
             if answer:
                 self._messages.append({"role": "assistant", "content": "".join(answer)})
             else:
                 self._messages.pop()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turns what the HTTP client raises into an EmberdError a person can act on."""
+        try:
+            yield
+        except aiohttp.ClientConnectionError:
+            raise EmberdError(
+                f"no emberd answers at {self._url}; start one with: emberd serve ARTIFACT"
+            ) from None
+        except aiohttp.ClientPayloadError:
+            raise EmberdError(f"{self._url} left before the answer was complete") from None
+        except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
+            raise EmberdError(f"what answers at {self._url} is no emberd ({error})") from None
 
     async def _print(self, response: aiohttp.ClientResponse, answer: list[str]) -> None:
         thinking = False
@@ -100,7 +127,8 @@ class Chat:
                 raise EmberdError(event["error"]["message"])
             for choice in event["choices"]:
                 delta = choice["delta"]
-                if text := delta.get("reasoning_content"):
+                text = delta.get("reasoning_content")
+                if text and self._terminal:
                     thinking = self._switch(thinking, True)
                     print(text, end="", flush=True)
                 if text := delta.get("content"):
@@ -110,12 +138,9 @@ class Chat:
 
     @staticmethod
     def _switch(before: bool, now: bool) -> bool:
-        """Set thinking apart from the answer: dimmed on a terminal, on lines of its own."""
+        """Set thinking apart from the answer: dimmed, on lines of its own."""
         if before != now:
-            if before:
-                print()
-            if sys.stdout.isatty():
-                print(DIM if now else PLAIN, end="")
+            print(DIM if now else f"{PLAIN}\n", end="")
         return now
 
 
@@ -130,25 +155,36 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Any]:
                 yield json.loads(data)
 
 
-def _read(prompt: str) -> str | None:
-    """A line; None at the end of the input. Ctrl-C at the prompt only clears the line."""
+def _read(prompt: str, interrupted: bool) -> str | None:
+    """A line; None at the end of the input.
+
+    Ctrl-C clears the line; a second one, or one after another that stopped an answer, is an end.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     while True:
         try:
             return input(prompt)
         except EOFError:
-            return None
+            break
         except KeyboardInterrupt:
-            print()
+            if interrupted:
+                break
+            interrupted = True
+            print("\nCtrl-C again or Ctrl-D leaves")
+    if prompt:
+        print()
+    return None
 
 
-async def _interruptible(work: Coroutine[Any, Any, None]) -> None:
-    """Run until done or until Ctrl-C."""
+async def _interruptible(work: Coroutine[Any, Any, None]) -> bool:
+    """Run until done or until Ctrl-C; True after Ctrl-C."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, task.cancel)
     try:
-        with suppress(asyncio.CancelledError):
-            await task
+        await task
+    except asyncio.CancelledError:
+        return True
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+    return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -21,6 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
     except EmberdError as error:
         print(f"emberd: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read the output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return 0
 
 
@@ -38,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--url", default="http://127.0.0.1:8080", help="of the daemon")
     chat.add_argument("--model", help="model to ask (default: the one served)")
     chat.add_argument("--system", help="system message")
+    chat.add_argument("--api-key", help="the daemon's api_key, if it has one")
     return parser
 
 
@@ -60,7 +65,7 @@ def _check(options: argparse.Namespace) -> None:
 def _chat(options: argparse.Namespace) -> None:
     from emberd.daemon.chat import talk
 
-    asyncio.run(talk(options.url, options.model, options.system))
+    asyncio.run(talk(options.url, options.model, options.system, options.api_key))
 
 
 if __name__ == "__main__":

@@ -162,13 +162,14 @@ async def _generation(service: Service, fields: Fields) -> Request:
     if limit is None:
         limit = fields.integer("max_tokens", 1, parameters.MAX_TOKENS, None)
     stops, choices = parameters.stops(fields), parameters.choices(fields)
+    stop_tokens = parameters.stop_tokens(fields, service)
     prompt, boundary = await asyncio.to_thread(_prompt, service, messages, variables)
     return Request(
         prompt=prompt,
         boundary=boundary,
         max_tokens=limit or parameters.room(service.engine, prompt),
         sampling=sampling,
-        stop_tokens=service.stop_tokens,
+        stop_tokens=stop_tokens,
         stops=stops,
         choices=choices,
         thinking=_opens_thinking(service.tokenizer, prompt[boundary or 0 :]),

@@ -181,6 +181,7 @@ async def _requests(service: Service, fields: Fields, echo: bool) -> list[Reques
     sampling = parameters.sampling(fields, service, logprobs)
     limit = fields.integer("max_tokens", 0, parameters.MAX_TOKENS, DEFAULT_MAX_TOKENS)
     stops, choices = parameters.stops(fields), parameters.choices(fields)
+    stop_tokens = parameters.stop_tokens(fields, service)
     fields.refuse("best_of", "only as many as n are generated", lambda best: best == choices)
     prompts = await asyncio.to_thread(_prompts, service, fields.get("prompt"))
     return [
@@ -188,7 +189,7 @@ async def _requests(service: Service, fields: Fields, echo: bool) -> list[Reques
             prompt=prompt,
             max_tokens=limit,
             sampling=sampling,
-            stop_tokens=service.stop_tokens,
+            stop_tokens=stop_tokens,
             stops=stops,
             choices=choices,
             score_prompt=echo and logprobs is not None,

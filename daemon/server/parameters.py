@@ -73,6 +73,11 @@ def stops(fields: Fields) -> tuple[str, ...]:
     return tuple(given)
 
 
+def stop_tokens(fields: Fields, service: Service) -> frozenset[int]:
+    """The checkpoint's; none with ignore_eos, as in llama-server and vLLM."""
+    return frozenset() if fields.boolean("ignore_eos") else service.stop_tokens
+
+
 def choices(fields: Fields) -> int:
     return fields.integer("n", 1, MAX_CHOICES, 1)
 

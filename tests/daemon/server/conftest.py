@@ -138,6 +138,8 @@ def start(tokenizer: Tokenizer, run: Run) -> Start:
     end = tokenizer.added["<|im_end|>"]
 
     async def begin(script: str | list[int] | None = None, **settings: Any) -> Daemon:
+        opened = settings.get("opened", False)  # every prompt ends in an open thinking
+
         def prompt_end(history: list[int]) -> int:
             size = len(start_of_turn)
             found = [
@@ -145,7 +147,7 @@ def start(tokenizer: Tokenizer, run: Run) -> Start:
                 for i in range(len(history) - size + 1)
                 if history[i : i + size] == start_of_turn
             ]
-            return (found[-1] if found else 1) + len(thinking) * settings.get("opened", False)
+            return (found[-1] if found else 1) + len(thinking) * opened
 
         tokens = (
             [*tokenizer.encode_with_control(script), end] if isinstance(script, str) else script
@@ -169,7 +171,7 @@ def start(tokenizer: Tokenizer, run: Run) -> Start:
             name="tiny",
             engine=engine,
             tokenizer=tokenizer,
-            template=ChatTemplate(fake.TEMPLATE, {}),
+            template=ChatTemplate(fake.TEMPLATE, {"enable_thinking": "yes"} if opened else {}),
             stop_tokens=frozenset({end, tokenizer.added["<|endoftext|>"]}),
             config=config,
         )

@@ -1,4 +1,4 @@
-"""The daemon and the terminal client as processes: signals, drains, pipes."""
+"""The daemon as a process, on the fake model and as `emberd serve`: signals, drains, restarts."""
 
 from __future__ import annotations
 
@@ -6,61 +6,84 @@ import asyncio
 import json
 import signal
 import sys
-from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
-SERVE = str(Path(__file__).with_name("serve_fake.py"))
+FAKE = str(Path(__file__).with_name("serve_fake.py"))
+Launch = Callable[..., AbstractAsyncContextManager[tuple[Process, str]]]
 
 
 @asynccontextmanager
-async def _serving(delay: float, drain: float) -> AsyncIterator[tuple[Process, str]]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, SERVE, str(delay), str(drain), stdout=PIPE
-    )
+async def _running(*command: str) -> AsyncIterator[tuple[Process, str]]:
+    """A process that says on its first line where it listens."""
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE)
     assert process.stdout is not None
     try:
-        line = (await process.stdout.readline()).decode()
-        yield process, line.split()[-1]
+        yield process, (await process.stdout.readline()).decode().split()[-1]
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
 
 
-def _body(max_tokens: int) -> dict[str, Any]:
+@pytest.fixture(params=["fake", "core"])
+def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Launch:
+    """Starts daemons with so many seconds to drain."""
+    if request.param == "fake":
+        return lambda drain, port=0: _running(FAKE, "0.002", str(drain))
+    artifact = request.getfixturevalue("demo_artifact")
+
+    def start(drain: float, port: int = 0) -> AbstractAsyncContextManager[tuple[Process, str]]:
+        config = tmp_path / "emberd.yaml"
+        config.write_text(f"drain_seconds: {drain}\nport: {port}\nthreads: 1\n")
+        command = ("-m", "emberd.daemon.cli", "serve", str(artifact), "--config", str(config))
+        return _running(*command)
+
+    return start
+
+
+async def _ask(http: aiohttp.ClientSession, url: str, n: int, max_tokens: int) -> Any:
+    """A streamed answer that only its limit ends, of which the first line was read."""
     messages = [{"role": "user", "content": "x"}]
-    return {"messages": messages, "max_tokens": max_tokens, "stream": True}
+    body = {"messages": messages, "max_tokens": max_tokens, "n": n, "ignore_eos": True}
+    response = await http.post(f"{url}/v1/chat/completions", json=body | {"stream": True})
+    assert response.status == 200, await response.text()
+    await response.content.readline()
+    return response
 
 
-async def test_sigterm_finishes_what_runs_and_exits_0() -> None:
-    async with _serving(0.01, 30) as (process, url), aiohttp.ClientSession() as http:
-        response = await http.post(f"{url}/v1/chat/completions", json=_body(60))
-        await response.content.readline()
+async def _events(response: Any) -> list[Any]:
+    lines = (await response.read()).decode().splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+async def test_sigterm_finishes_what_runs_and_exits_0(launch: Launch) -> None:
+    async with launch(30) as (process, url), aiohttp.ClientSession() as http:
+        response = await _ask(http, url, 4, 150)
         process.send_signal(signal.SIGTERM)
-        text = (await response.read()).decode()
-        chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-        assert text.rstrip().endswith("data: [DONE]")
+        choices = [event["choices"][0] for event in await _events(response)]
+        assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["length"] * 4
         assert await process.wait() == 0
 
 
-async def test_the_drain_has_a_limit() -> None:
-    async with _serving(0.01, 0.1) as (process, url), aiohttp.ClientSession() as http:
-        response = await http.post(f"{url}/v1/chat/completions", json=_body(4000))
-        await response.content.readline()
+async def test_the_drain_has_a_limit(launch: Launch) -> None:
+    async with launch(0.1) as (process, url), aiohttp.ClientSession() as http:
+        response = await _ask(http, url, 16, 3900)
         process.send_signal(signal.SIGTERM)
+        *_, last = await _events(response)
+        assert last["error"]["message"] == "the daemon is shutting down"
         assert await asyncio.wait_for(process.wait(), 10) == 0
 
 
-async def test_a_second_signal_exits_at_once() -> None:
-    async with _serving(0.01, 60) as (process, url), aiohttp.ClientSession() as http:
-        response = await http.post(f"{url}/v1/chat/completions", json=_body(4000))
-        await response.content.readline()
+async def test_a_second_signal_exits_at_once(launch: Launch) -> None:
+    async with launch(60) as (process, url), aiohttp.ClientSession() as http:
+        await _ask(http, url, 16, 3900)
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(10):
             while True:
@@ -74,42 +97,16 @@ async def test_a_second_signal_exits_at_once() -> None:
         assert await asyncio.wait_for(process.wait(), 10) == 130
 
 
-async def _chat(url: str) -> Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "emberd.daemon.cli", "chat", "--url", url),
-        stdin=PIPE,
-        stdout=PIPE,
-        stderr=STDOUT,
-    )
-
-
-async def test_chat_works_when_piped(start: Any) -> None:
-    daemon = await start("hello world")
-    process = await _chat(daemon.url)
-    output, _ = await process.communicate(b"first\n\n/reset\nsecond\n/exit\nthird\n")
-    assert output.decode().splitlines() == ["hello world", "hello world"]
-    assert process.returncode == 0
-
-
-async def test_ctrl_c_stops_the_answer_and_not_the_program(start: Any) -> None:
-    daemon = await start([0], delay=0.005)
-    process = await _chat(daemon.url)
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(b"tell me everything\n")
-    assert await process.stdout.readexactly(3)
-    process.send_signal(signal.SIGINT)
-    process.stdin.write(b"/help\n")
-    process.stdin.close()
-    rest = (await process.stdout.read()).decode()
-    assert "/reset" in rest
-    assert await process.wait() == 0
-    async with asyncio.timeout(10):
-        while daemon.service.engine.load.busy:
-            await asyncio.sleep(0.01)
-
-
-async def test_chat_without_a_daemon_says_how_to_start_one() -> None:
-    process = await _chat("http://127.0.0.1:9")
-    output, _ = await process.communicate(b"")
-    assert process.returncode == 2
-    assert "emberd serve" in output.decode() and len(output.decode().splitlines()) == 1
+@pytest.mark.parametrize("launch", ["core"], indirect=True)
+async def test_a_killed_daemon_starts_again_on_its_port(launch: Launch) -> None:
+    async with aiohttp.ClientSession() as http:
+        async with launch(1) as (process, url):
+            response = await _ask(http, url, 16, 3900)
+            process.kill()
+            with pytest.raises(aiohttp.ClientError):
+                await response.read()
+            await process.wait()
+        async with launch(1, int(url.rsplit(":", 1)[1])) as (process, again):
+            assert again == url
+            events = await _events(await _ask(http, url, 1, 5))
+            assert events[-1]["choices"][0]["finish_reason"] == "length"

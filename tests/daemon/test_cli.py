@@ -1,0 +1,136 @@
+"""The command `emberd`: whatever is wrong is one line on stderr and exit status 2."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from emberd.daemon.cli import main
+
+
+@pytest.fixture
+def artifact(demo_artifact: Path, tmp_path: Path) -> Path:
+    """A copy of the demo's artifact, to be damaged."""
+    return Path(shutil.copytree(demo_artifact, tmp_path / "artifact"))
+
+
+def _refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main([str(argument) for argument in arguments]) == 2
+    output, errors = capsys.readouterr()
+    assert output == "" and errors.startswith("emberd: error: ")
+    assert len(errors.splitlines()) == 1
+    return errors
+
+
+def _alter(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+SMALL = ("program.msgpack", "tokenizer.json", "chat_template.jinja", "generation_config.json")
+LARGE = ("weights.bin", "experts.bin")
+
+
+@pytest.mark.parametrize("name", [*SMALL, *LARGE, "manifest.json"])
+@pytest.mark.parametrize("damage", [Path.unlink, _truncate])
+def test_files_that_are_missing_or_cut(
+    artifact: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(artifact / name)
+    assert name in _refused(capsys, "serve", artifact)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_files_of_which_one_bit_differs(
+    artifact: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    _alter(artifact / name, -7)
+    assert f"{name} is damaged" in _refused(capsys, "serve", artifact)
+    assert f"{name} is damaged" in _refused(capsys, "check", artifact)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_check_reads_the_weights_too(
+    artifact: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["check", str(artifact)]) == 0
+    assert "every file is as built" in capsys.readouterr().out
+    _alter(artifact / name, 100_000)
+    assert name in _refused(capsys, "check", artifact)
+
+
+def test_kernels_of_which_one_bit_differs(
+    artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (kernels,) = artifact.glob("kernels-*.so")
+    _alter(kernels, 5000)
+    assert f"{kernels.name} is damaged" in _refused(capsys, "serve", artifact)
+
+
+def test_no_artifact_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not an artifact" in _refused(capsys, "serve", tmp_path / "nothing")
+    (tmp_path / "file").write_text("")
+    assert "is not an artifact" in _refused(capsys, "serve", tmp_path / "file")
+    assert "is not an artifact" in _refused(capsys, "serve", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("prot: 8080", "unknown setting 'prot'"),
+        ("port: eighty", "port: expected int"),
+        ("slots: 0", "slots: expected 1 to 256"),
+        ("drain_seconds: .nan", "drain_seconds"),
+        ("- port", "expected settings"),
+        ("{", "not YAML"),
+        ("1: 2", "unknown setting 1"),
+    ],
+)
+def test_a_configuration_that_cannot_be(
+    demo_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, reason: str
+) -> None:
+    path = tmp_path / "emberd.yaml"
+    path.write_text(text)
+    errors = _refused(capsys, "serve", demo_artifact, "--config", path)
+    assert reason in errors and str(path) in errors
+
+
+def test_no_configuration(
+    demo_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "none.yaml"
+    assert str(missing) in _refused(capsys, "serve", demo_artifact, "--config", missing)
+
+
+def test_a_port_that_is_taken(demo_artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        errors = _refused(capsys, "serve", demo_artifact, "--port", port)
+    assert f"cannot listen on 127.0.0.1:{port}: " in errors and "in use" in errors
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "no such host"])
+def test_an_address_that_is_not_ours(
+    demo_artifact: Path, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    assert f"cannot listen on {host}" in _refused(
+        capsys, "serve", demo_artifact, "--host", host, "--port", "0"
+    )
+
+
+def test_the_command_is_installed_as_a_module() -> None:
+    command = [sys.executable, "-m", "emberd.daemon.cli", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "serve" in result.stdout and "chat" in result.stdout
