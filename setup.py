@@ -12,6 +12,7 @@ setup(
                 "daemon/native/model.c",
                 "daemon/native/pool.c",
                 "daemon/native/program.c",
+                "daemon/native/run.c",
                 "daemon/native/sampling.c",
                 "daemon/native/session.c",
             ],

@@ -19,7 +19,7 @@ from emberd.daemon.errors import EmberdError
 from emberd.targets.registry import HOST, UnknownTargetError, find_target
 from tqdm import tqdm
 
-CHUNK_SIZES = (1, 8, 32, 128, 512)
+CHUNK_SIZES = (1, 512)
 
 
 def build(

@@ -78,7 +78,7 @@ def write_artifact(
         first_expert={position: index * experts for index, position in enumerate(layers)},
         slots=len(layers) * experts,
     )
-    program = builder.build(compiled.programs, compiled.chunks)
+    program = builder.build(compiled.programs, compiled.chunks, compiled.kernels.of_one_token)
     with ArtifactWriter(destination, description, target=target) as writer:
         writer.write_program(program)
         for isa in isas:

@@ -18,7 +18,6 @@ from emberd.compile.passes.fuse_linear import fuse_embedding, fuse_linear
 from emberd.compile.passes.fuse_rms_norm import fuse_rms_norm
 from emberd.compile.passes.fuse_router import fuse_router
 from emberd.compile.passes.import_onnx import import_onnx
-from emberd.compile.passes.last_row import LAST_ROW, last_row
 from emberd.compile.passes.lower_kernels import ACQUIRE_EXPERTS, KernelLibrary, lower_kernels
 from emberd.compile.passes.moa_fusion import moa_fusion
 from emberd.compile.passes.plan_memory import lower_remaining, plan_memory
@@ -61,10 +60,10 @@ def compile_blocks(
     dump: Path | None = None,
     progress: Callable[[str], None] = lambda _label: None,
 ) -> CompiledBlocks:
-    """Compile every block kind of `model`, and `last_row`, for every number of tokens in `chunks`.
+    """Compile every block kind of `model` for every number of tokens in `chunks`.
 
     `isa` gives the dumped IR its kernel bodies; programs are the same for all. `disabled` names
-    optional passes to leave out; without moa_fusion, large chunks are left out as well. With
+    optional passes to leave out; without moa_fusion, chunks are cut short as well. With
     `dump`, the IR after each phase is written there as BLOCK-tTOKENS/NN-phase.py, and the report
     as report.txt.
     """
@@ -72,10 +71,11 @@ def compile_blocks(
     programs: dict[tuple[str, int], BlockProgram] = {}
     reports: dict[tuple[str, int], list[str]] = {}
     kept = chunks if "moa_fusion" not in disabled else _gathering_chunks(model, chunks)
-    for block in dict.fromkeys([*(instance.block for instance in model.stack), LAST_ROW]):
+    for block in dict.fromkeys(instance.block for instance in model.stack):
+        onnx_model = model.block_model(block)
         for tokens in kept:
             progress(f"{block} x {tokens}")
-            module = _import(model, block, tokens, CACHE_DTYPES[recipe.name])
+            module = import_onnx(onnx_model, tokens, CACHE_DTYPES[recipe.name])
             folder = None if dump is None else dump / f"{block}-t{tokens}"
             _dump(folder, 1, "import_onnx", module)
             with tvm.target.Target(isa.target):
@@ -84,13 +84,12 @@ def compile_blocks(
                         module = phase(module)
                         _dump(folder, number, str(phase.info.name), module)
             symbols = _share_remaining(module, library)
-            programs[block, tokens] = extract(module["main"], symbols)
+            programs[block, tokens] = extract(module, tokens, symbols)
             reports[block, tokens] = report(module)
     lines = [f"{name}: disabled" for name in sorted(set(disabled))]
     if kept != chunks:
-        left_out = ", ".join(str(size) for size in chunks if size not in kept)
         lines.append(
-            f"chunk sizes {left_out}: left out, as without moa_fusion a chunk gathers its experts "
+            f"at most {kept[-1]} tokens in a step, as without moa_fusion each gathers its experts "
             "in float32"
         )
     lines += _summary(model, reports)
@@ -130,11 +129,11 @@ def _phases(
 
 
 def _gathering_chunks(model: ConvertedModel, chunks: list[int]) -> list[int]:
-    """The chunks whose gathered experts stay within `_GATHERED_BYTES`, or else one token."""
+    """The chunks, cut to as many tokens as gather at most `_GATHERED_BYTES`, or else to one."""
     moe = model.dimensions.moe
     expert = 3 * moe.intermediate_size * model.dimensions.hidden_size * 4
     largest = max(1, _GATHERED_BYTES // (moe.top_k * expert))
-    return [size for size in chunks if size <= largest]
+    return sorted({min(size, largest) for size in chunks})
 
 
 def _summary(model: ConvertedModel, reports: dict[tuple[str, int], list[str]]) -> list[str]:
@@ -148,12 +147,6 @@ def _summary(model: ConvertedModel, reports: dict[tuple[str, int], list[str]]) -
             where = "" if len(sizes) == len(by_tokens) else f" (chunk sizes {sizes})"
             lines.append(f"{block} x {stack.count(block)}: {note}{where}")
     return lines
-
-
-def _import(model: ConvertedModel, block: str, tokens: int, cache_dtype: str) -> tvm.IRModule:
-    if block == LAST_ROW:
-        return last_row(tokens, model.dimensions.hidden_size)
-    return import_onnx(model.block_model(block), tokens, cache_dtype)
 
 
 def _share_remaining(module: tvm.IRModule, library: KernelLibrary) -> dict[str, str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import tvm
 from emberd.compile.converted import BlockInstance, ConvertedModel
-from emberd.compile.passes.last_row import LAST_ROW
 from emberd.compile.passes.lower_kernels import ACQUIRE_EXPERTS
 from emberd.compile.passes.quantise import BANK, EXPERT_TABLE
 from emberd.daemon.errors import EmberdError
@@ -18,6 +17,8 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 ALIGNMENT = 64
+_CACHES = ("key_cache", "value_cache")
+_NOT_OF_TOKENS = (*_CACHES, BANK)  # their first dimension is another that kernels leave open
 ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4, "int64": 8, "int8": 1, "uint8": 1}
 
 
@@ -25,13 +26,15 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4, "int64": 8, "int8": 1, "ui
 class Tensor:
     """A tensor of a planned function: which storage it lies in, where, and its type.
 
-    `storage`: a parameter's name, the number of a planned storage, or "output".
+    `storage`: a parameter's name, the number of a planned storage, or "output"; `token_rows`: rows
+    of each token, for the argument of a kernel that takes any number of tokens, else 0.
     """
 
     storage: str | int
     offset: int
     dtype: str
     shape: tuple[int, ...]
+    token_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,19 +50,20 @@ class BlockProgram:
     constants: dict[str, np.ndarray]
 
 
-def extract(function: relax.Function, symbols: Mapping[str, str]) -> BlockProgram:
-    """Read the list of kernel calls off a function that `plan_memory` has left.
+def extract(module: tvm.IRModule, tokens: int, symbols: Mapping[str, str]) -> BlockProgram:
+    """Read the list of kernel calls off the `main` that `plan_memory` has left, for `tokens` tokens.
 
     `symbols` maps names of functions in the module to kernel symbols where they differ.
 
     Raises EmberdError for anything in it that is not a call over planned memory.
     """
-    return _Extractor(function, symbols).result
+    return _Extractor(module, tokens, symbols).result
 
 
 class _Extractor:
-    def __init__(self, function: relax.Function, symbols: Mapping[str, str]) -> None:
-        self._symbols = symbols
+    def __init__(self, module: tvm.IRModule, tokens: int, symbols: Mapping[str, str]) -> None:
+        function = module["main"]
+        self._module, self._tokens, self._symbols = module, tokens, symbols
         self._values: dict[relax.Var, object] = {}
         self._outputs = _returned(function)
         self.result = BlockProgram([], [], {})
@@ -87,7 +91,7 @@ class _Extractor:
 
     def _call(self, variable: relax.Var, call: relax.Call) -> object:
         if isinstance(call.op, relax.GlobalVar):
-            arguments = [self._tensor(argument) for argument in call.args]
+            arguments = self._arguments(call)
             name = str(call.op.name_hint)
             self.result.calls.append((self._symbols.get(name, name), arguments))
             return None
@@ -110,6 +114,19 @@ class _Extractor:
             source = self._tensor(call.args[0])
             return Tensor(source.storage, source.offset, *_type(variable))
         raise EmberdError(f"the compiler left an operator without a kernel: {name}")
+
+    def _arguments(self, call: relax.Call) -> list[Tensor]:
+        kernel = self._module[call.op]
+        arguments = []
+        for parameter, argument in zip(kernel.params, call.args, strict=True):
+            tensor = self._tensor(argument)
+            first, *_ = parameter.shape
+            if not isinstance(first, tvm.tirx.IntImm) and tensor.storage not in _NOT_OF_TOKENS:
+                rows, rest = divmod(tensor.shape[0], self._tokens)
+                assert rows > 0 and rest == 0, f"{call.op}: {tensor} for {self._tokens} tokens"
+                tensor = replace(tensor, token_rows=rows)
+            arguments.append(tensor)
+        return arguments
 
     def _value(self, expression: relax.Expr) -> object:
         if isinstance(expression, relax.Var):
@@ -177,23 +194,25 @@ class ProgramBuilder:
     _kv_bytes: int = 0
     _states: dict[str, Buffer] = field(default_factory=dict)
 
-    def build(self, blocks: dict[tuple[str, int], BlockProgram], chunks: list[int]) -> Program:
-        """`blocks`: every block kind of the model and `last_row` for every size in `chunks`."""
-        hidden_bytes = _aligned(chunks[-1] * self.model.dimensions.hidden_size * 4)
-        scratch_start = 2 * hidden_bytes
-        head = len(self.model.stack) - 1
+    def build(
+        self,
+        blocks: dict[tuple[str, int], BlockProgram],
+        chunks: list[int],
+        of_one_token: Mapping[str, str],
+    ) -> Program:
+        """`blocks`: every block kind of the model for every chunk size in `chunks`, 1 among them;
+        `of_one_token`: for each kernel with a state, the one that takes a single token.
+        """
         sequences = []
+        hidden_bytes = _aligned(chunks[-1] * self.model.dimensions.hidden_size * 4)
         for tokens in chunks:
             body = self._body(blocks, tokens, hidden_bytes)
-            hidden = self._hidden((head - 1) % 2, tokens, hidden_bytes)
-            every = self._steps(head, blocks["head", tokens], hidden, None, scratch_start)
-            last = every
-            if tokens > 1:
-                row = self._hidden(head % 2, 1, hidden_bytes)
-                last = self._steps(head, blocks[LAST_ROW, tokens], hidden, row, scratch_start)
-                last += self._steps(head, blocks["head", 1], row, None, scratch_start)
-            for role, steps in (("logits_last", last), ("logits_all", every), ("body", body)):
-                sequences.append(Sequence(tokens, role, tuple(steps)))
+            sequences += [
+                Sequence(tokens, "logits_last", self._last(blocks, tokens, hidden_bytes)),
+                Sequence(tokens, "logits_all", self._all(blocks, tokens, hidden_bytes)),
+                Sequence(tokens, "body", body),
+                Sequence(tokens, "batch", self._batch(body, of_one_token)),
+            ]
         vocab, largest = self.model.dimensions.vocab_size, chunks[-1]
         tables = np.concatenate(
             [
@@ -226,19 +245,56 @@ class ProgramBuilder:
 
     def _body(
         self, blocks: dict[tuple[str, int], BlockProgram], tokens: int, hidden_bytes: int
-    ) -> list[Step]:
+    ) -> tuple[Step, ...]:
         steps: list[Step] = []
         for position, instance in enumerate(self.model.stack[:-1]):
-            source = self._hidden((position - 1) % 2, tokens, hidden_bytes)
-            target = self._hidden(position % 2, tokens, hidden_bytes)
+            source = self._hidden(position - 1, tokens, hidden_bytes)
+            target = self._hidden(position, tokens, hidden_bytes)
             block = blocks[instance.block, tokens]
             steps += self._steps(position, block, source, target, 2 * hidden_bytes)
-        return steps
+        return tuple(steps)
 
-    def _hidden(self, parity: int, tokens: int, hidden_bytes: int) -> Buffer:
-        """Blocks read one of two hidden-state buffers and write the other."""
+    def _all(
+        self, blocks: dict[tuple[str, int], BlockProgram], tokens: int, hidden_bytes: int
+    ) -> tuple[Step, ...]:
+        head = len(self.model.stack) - 1
+        source = self._hidden(head - 1, tokens, hidden_bytes)
+        return tuple(self._steps(head, blocks["head", tokens], source, None, 2 * hidden_bytes))
+
+    def _last(
+        self, blocks: dict[tuple[str, int], BlockProgram], tokens: int, hidden_bytes: int
+    ) -> tuple[Step, ...]:
+        """The head of one token, after its row was taken to where kernels may read it."""
+        head = len(self.model.stack) - 1
+        hidden = replace(self._hidden(head - 1, tokens, hidden_bytes), token_rows=1)
+        last = replace(self._hidden(0, 1, hidden_bytes), offset=2 * hidden_bytes)
+        start = last.offset + _aligned(last.shape[1] * ITEM_BYTES[last.dtype])
+        steps = self._steps(head, blocks["head", 1], last, None, start)
+        arguments = (self._number(hidden), self._number(last))
+        return (Step(StepKind.TAKE_LAST_ROW, 0, arguments), *steps)
+
+    def _batch(self, body: tuple[Step, ...], of_one_token: Mapping[str, str]) -> tuple[Step, ...]:
+        """The body with its kernels that have a state called for each token on its own."""
+        singles = {
+            self._symbol(symbol): self._symbol(single) for symbol, single in of_one_token.items()
+        }
+        return tuple(
+            Step(StepKind.CALL_EACH, singles[step.symbol], step.arguments)
+            if step.kind is StepKind.CALL and step.symbol in singles
+            else step
+            for step in body
+        )
+
+    def _hidden(self, position: int, tokens: int, hidden_bytes: int) -> Buffer:
+        """Where the block at a position writes, and the next one reads: two places in turn."""
         shape = (tokens, self.model.dimensions.hidden_size)
-        return Buffer(Section.SCRATCH, "float32", shape, parity * hidden_bytes)
+        return Buffer(Section.SCRATCH, "float32", shape, position % 2 * hidden_bytes)
+
+    def _number(self, buffer: Buffer) -> int:
+        return self._buffers.setdefault(buffer, len(self._buffers))
+
+    def _symbol(self, name: str) -> int:
+        return self._symbols.setdefault(name, len(self._symbols))
 
     def _steps(
         self,
@@ -257,7 +313,12 @@ class ProgramBuilder:
         steps = []
         for symbol, arguments in block.calls:
             ids = [
-                self._place(position, instance, tensor, starts, source, target)
+                self._number(
+                    replace(
+                        self._buffer(position, instance, tensor, starts, source, target),
+                        token_rows=tensor.token_rows,
+                    )
+                )
                 for tensor in arguments
             ]
             if ACQUIRE_EXPERTS in symbol:
@@ -265,21 +326,8 @@ class ProgramBuilder:
                 assert layer is not None
                 steps.append(Step(StepKind.ACQUIRE_EXPERTS, layer, tuple(ids)))
             else:
-                number = self._symbols.setdefault(symbol, len(self._symbols))
-                steps.append(Step(StepKind.CALL, number, tuple(ids)))
+                steps.append(Step(StepKind.CALL, self._symbol(symbol), tuple(ids)))
         return steps
-
-    def _place(
-        self,
-        position: int,
-        instance: BlockInstance,
-        tensor: Tensor,
-        starts: list[int],
-        source: Buffer,
-        target: Buffer | None,
-    ) -> int:
-        buffer = self._buffer(position, instance, tensor, starts, source, target)
-        return self._buffers.setdefault(buffer, len(self._buffers))
 
     def _buffer(
         self,
@@ -305,7 +353,7 @@ class ProgramBuilder:
             return Buffer(Section.POSITIONS, dtype, shape, 0)
         if name in ("conv_state", "recurrent_state"):
             return self._state(f"{position}.{name}", dtype, shape)
-        if name in ("key_cache", "value_cache"):
+        if name in _CACHES:
             return self._cache(f"{position}.{name}", dtype, shape)
         if name == EXPERT_TABLE:
             index = list(self.first_expert).index(position)

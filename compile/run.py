@@ -32,13 +32,11 @@ def core_logits(artifact: Path, tokens: list[int], threads: int | None = None) -
     model = Model(Artifact.open(artifact), threads)
     try:
         with model.open_session(len(tokens)) as session:
-            parts, start = [], 0
-            while start < len(tokens):
-                size = max(size for size in model.chunk_sizes if size <= len(tokens) - start)
-                logits = session.step(tokens[start : start + size], LogitsRole.ALL)
+            parts = []
+            for start in range(0, len(tokens), model.max_chunk):
+                logits = session.step(tokens[start : start + model.max_chunk], LogitsRole.ALL)
                 assert logits is not None
-                parts.append(np.array(logits.memory(), np.float32).reshape(size, -1))
-                start += size
+                parts.append(np.array(logits.memory(), np.float32).reshape(logits.rows, -1))
             return np.concatenate(parts)
     finally:
         model.close()

@@ -85,6 +85,10 @@ def _load() -> ctypes.CDLL:
         "ember_session_save": (None, (pointer, pointer)),
         "ember_session_load": (None, (pointer, pointer)),
         "ember_session_step": (ctypes.c_int, (pointer, pointer, int32, int64, int32, *error)),
+        "ember_model_step": (
+            ctypes.c_int,
+            (pointer, pointer, pointer, pointer, int32, *error),
+        ),
         "ember_top_k": (int64, (pointer, int64, int64, pointer, pointer)),
         "ember_log_sum_exp": (ctypes.c_double, (pointer, int64, ctypes.c_float)),
     }

@@ -42,8 +42,7 @@ class Model:
     Raises EmberdError when the artifact's program or kernels are not as they must be, or when
     memory, threads or descriptors run out.
 
-    Attributes: `chunk_sizes` (ascending; the lengths that a step can have), `vocab_size`,
-    `max_context` (tokens), `threads`, `state_bytes` (recurrent state of a session),
+    Attributes: `max_chunk` (tokens that a step can have), `vocab_size`, `max_context` (tokens), `threads`, `state_bytes` (recurrent state of a session),
     `kv_bytes_per_token`, `symbols` (names of the kernels).
     """
 
@@ -59,7 +58,7 @@ class Model:
         program = artifact.program
         self.symbols = program.symbols
         self._costs: ctypes.Array[Cost] | None = None
-        self.chunk_sizes = program.chunk_sizes
+        self.max_chunk = program.chunk_sizes[-1]
         self.vocab_size = artifact.model.vocab_size
         self.max_context = artifact.model.max_context
         self.state_bytes = program.section_bytes["state"]
@@ -102,6 +101,54 @@ class Model:
                 raise EmberdError("the model is closed")
             self._costs = costs  # the core writes into it, so it must stay
 
+    def step_batch(self, sessions: Sequence[Session], tokens: Sequence[int]) -> Logits:
+        """Appends one token to each of several sessions: tokens[i] to sessions[i].
+
+        Returns the logits of all, a row for each session. They are those that each session would
+        have got alone; the weights are read once for all of them. Raises as `Session.step`, with
+        nothing done; a step that fails half-way fails all of the sessions.
+        """
+        with self._lock:
+            ids = self._checked_batch(sessions, tokens)
+            for session in sessions:
+                session._begin_step()
+            self._steps += 1
+            count = len(sessions)
+            error = ctypes.create_string_buffer(ERROR_BYTES)
+            status = core.ember_model_step(
+                self._handle,
+                (ctypes.c_void_p * count)(*(session._handle for session in sessions)),
+                (ctypes.c_int32 * count)(*ids),
+                (ctypes.c_int64 * count)(*(session.length for session in sessions)),
+                count,
+                error,
+                ERROR_BYTES,
+            )
+            if status != OK:
+                message = error.value.decode(errors="replace")
+                for session in sessions if status == FAILED else ():
+                    session._failure = message
+                raise EmberdError(message)
+            for session in sessions:
+                session.length += 1
+            return Logits(self, count)
+
+    def _checked_batch(self, sessions: Sequence[Session], tokens: Sequence[int]) -> list[int]:
+        """The tokens, each of them fit for its session."""
+        if len(sessions) != len(tokens) or len({id(session) for session in sessions}) != len(
+            tokens
+        ):
+            raise EmberdError(f"{len(tokens)} tokens for a batch of {len(sessions)} sessions")
+        if not 1 <= len(sessions) <= self.max_chunk:
+            raise EmberdError(f"a batch of {len(sessions)}: expected 1 to {self.max_chunk}")
+        ids: list[int] = []
+        for session, token in zip(sessions, tokens, strict=True):
+            if session._model is not self:
+                raise EmberdError("a session in the batch is of another model")
+            session._check_usable()
+            ids += session._checked([token])
+        return ids
+
     def close(self) -> None:
         """Gives threads, memory and mappings back, those of open sessions too. Idempotent."""
         with self._lock:
@@ -142,7 +189,7 @@ class Session:
         self._rewound = False
 
     def step(self, tokens: Sequence[int], logits: LogitsRole = LogitsRole.LAST) -> Logits | None:
-        """Appends `tokens`, whose number must be one of the model's chunk sizes.
+        """Appends `tokens`, at most the model's max_chunk.
 
         Returns the logits of the last or of all of them, None for LogitsRole.NONE. Raises
         ContextOverflow, or EmberdError for tokens outside the vocabulary, with nothing done.
@@ -150,28 +197,27 @@ class Session:
         with self._model._lock:
             self._check_usable()
             ids = self._checked(tokens)
-            if len(ids) not in self._model.chunk_sizes:
+            if len(ids) > self._model.max_chunk:
                 raise EmberdError(
-                    f"a step of {len(ids)} tokens: the chunk sizes are {self._model.chunk_sizes}"
+                    f"a step of {len(ids)} tokens: this model takes {self._model.max_chunk}"
                 )
             return self._step(ids, 0, len(ids), logits)
 
     def prefill(self, tokens: Sequence[int], logits: LogitsRole = LogitsRole.LAST) -> Logits | None:
-        """Appends any number of tokens, cut into chunks, the largest first; logits as in `step`.
+        """Appends any number of tokens, cut into steps; logits as in `step`.
 
-        LogitsRole.ALL is for tokens that fit one chunk: logits live until the next step.
+        LogitsRole.ALL is for tokens that fit one step: logits live until the next.
         """
         with self._model._lock:
             self._check_usable()
             ids = self._checked(tokens)
-            chunks = self._chunks(len(ids))
-            if logits is LogitsRole.ALL and len(chunks) > 1:
+            size, result = self._model.max_chunk, None
+            if logits is LogitsRole.ALL and len(ids) > size:
                 raise EmberdError(f"logits of all {len(ids)} tokens: take them step by step")
-            start, result = 0, None
-            for size in chunks:
-                last = start + size == len(ids)
-                result = self._step(ids, start, size, logits if last else LogitsRole.NONE)
-                start += size
+            for start in range(0, len(ids), size):
+                count = min(size, len(ids) - start)
+                last = start + count == len(ids)
+                result = self._step(ids, start, count, logits if last else LogitsRole.NONE)
             return result
 
     def snapshot(self) -> Snapshot:
@@ -256,18 +302,8 @@ class Session:
             )
         return ids
 
-    def _chunks(self, count: int) -> list[int]:
-        chunks = []
-        for size in reversed(self._model.chunk_sizes):
-            chunks += [size] * (count // size)
-            count %= size
-        if count:
-            raise EmberdError(f"no way to cut the tokens into chunks {self._model.chunk_sizes}")
-        return chunks
-
     def _step(self, ids: array[int], start: int, count: int, logits: LogitsRole) -> Logits | None:
-        if self._rewound:
-            self._drop_snapshots()
+        self._begin_step()
         self._model._steps += 1
         address, _ = ids.buffer_info()
         error = ctypes.create_string_buffer(ERROR_BYTES)
@@ -290,8 +326,10 @@ class Session:
             return None
         return Logits(self._model, count if logits is LogitsRole.ALL else 1)
 
-    def _drop_snapshots(self) -> None:
+    def _begin_step(self) -> None:
         """After going back, new tokens overwrite the KV cache that later snapshots need."""
+        if not self._rewound:
+            return
         for snapshot in [s for s in self._snapshots if s.length > self.length]:
             self._snapshots.discard(snapshot)
         self._rewound = False

@@ -26,7 +26,7 @@ PROGRAM_VERSION = 1
 BUFFER_FIELDS = 8
 LARGEST_CHUNK = 1 << 16
 SECTION_SIZES = ("scratch", "state", "kv_per_token", "logits", "tokens", "positions")
-ROLES = ("body", "logits_last", "logits_all")
+ROLES = ("body", "logits_last", "logits_all", "batch")
 
 
 class Section(IntEnum):
@@ -48,6 +48,8 @@ class StepKind(IntEnum):
 
     CALL = 0  # call kernel `symbol` with the buffers
     ACQUIRE_EXPERTS = 1  # layer `symbol`: (ids, expert table, bank) must be resident
+    CALL_EACH = 2  # call kernel `symbol` for each token, with its rows and its own session
+    TAKE_LAST_ROW = 3  # (rows, one row): copy the last token's row
 
 
 # DLPack type code and bits; one lane.
@@ -64,12 +66,17 @@ _DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Buffer:
-    """A contiguous row-major tensor: `shape` of `dtype` at `offset` bytes of `section`."""
+    """A contiguous row-major tensor: `shape` of `dtype` at `offset` bytes of `section`.
+
+    `token_rows`: how much of the first dimension belongs to each token. A step of fewer tokens
+    than the sequence was compiled for uses so much less of it. 0: the dimension is fixed.
+    """
 
     section: Section
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    token_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Sequence:
-    """The steps that do `role` (one of ROLES) for a chunk of `tokens` tokens."""
+    """The steps that do `role` (one of ROLES) for a chunk of up to `tokens` tokens.
+
+    body: all blocks but the head; logits_last and logits_all: the head, after it; batch: the body
+    for tokens that each continue a session of their own.
+    """
 
     tokens: int
     role: str
@@ -177,7 +188,10 @@ class Program:
         for buffer in self.buffers:
             code, bits = DTYPES[buffer.dtype]
             ndim, index = len(buffer.shape), len(shapes)
-            rows += [int(buffer.section), code, bits, ndim, buffer.offset, 0, index, 0]
+            rows += [
+                *(int(buffer.section), code, bits, ndim),
+                *(buffer.offset, buffer.token_rows, index, 0),
+            ]
             shapes += buffer.shape
         return EncodedProgram(
             symbols=tuple(self.symbols),
@@ -237,13 +251,13 @@ def _sequences(
 
 
 def _buffer(index: int, fields: tuple[int, ...], shapes: tuple[int, ...]) -> Buffer:
-    section, code, bits, ndim, offset, _, shape, _ = fields
+    section, code, bits, ndim, offset, token_rows, shape, _ = fields
     name = _DTYPE_NAMES.get((code, bits))
     if name is None or not 0 <= section < len(Section):
         raise EmberdError(f"program: buffer {index} has an unknown section or dtype")
     if ndim < 0 or shape < 0 or shape + ndim > len(shapes):
         raise EmberdError(f"program: buffer {index} has its shape outside the shape table")
-    return Buffer(Section(section), name, shapes[shape : shape + ndim], offset)
+    return Buffer(Section(section), name, shapes[shape : shape + ndim], offset, token_rows)
 
 
 def _pack_steps(steps: tuple[Step, ...]) -> bytes:
@@ -260,7 +274,7 @@ def _unpack_steps(data: bytes) -> tuple[Step, ...]:
     while at < len(words):
         kind, symbol, count = words[at : at + 3] if at + 3 <= len(words) else (-1, 0, 0)
         end = at + 3 + count
-        if kind not in (StepKind.CALL, StepKind.ACQUIRE_EXPERTS) or not at + 3 <= end <= len(words):
+        if kind not in set(StepKind) or not at + 3 <= end <= len(words):
             raise EmberdError(f"program: step at word {at} is cut short or of unknown kind {kind}")
         steps.append(Step(StepKind(kind), symbol, words[at + 3 : end]))
         at = end

@@ -10,6 +10,7 @@ import tvm
 from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.cached_attention import cached_attention, cached_attention_scratch
 from emberd.compile.kernels.causal_convolution import causal_convolution
+from emberd.compile.kernels.dimensions import dimension, token_suffix
 from emberd.compile.kernels.embedding import embedding
 from emberd.compile.kernels.gated_activation import gated_activation
 from emberd.compile.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_scratch
@@ -30,20 +31,29 @@ from tvm.script.ir_builder.tirx import prim_func
 Builder = Callable[[Isa], tirx.PrimFunc]
 ACQUIRE_EXPERTS = "acquire_experts"
 _IDS_ARGUMENT = {"moe": 1, "gather_experts": 0}  # operators that end in a table and a bank
+_OPAQUE = 8  # Relax's pattern kind of what must not be fused
 
 
 class KernelLibrary:
-    """The kernels that programs call, by symbol; the same for every instruction set."""
+    """The kernels that programs call, by symbol; the same for every instruction set.
+
+    `of_one_token`: for a kernel with a state, the one that does the same for a single token.
+    """
 
     def __init__(self) -> None:
         self.builders: dict[str, Builder] = {}
+        self.of_one_token: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """How one operator call is carried out: indices of in-place arguments, and scratch tensors."""
+    """How one operator call is carried out: indices of in-place arguments, and scratch tensors.
+
+    `for_one_token`: the kernel with a state that takes a single token, as rows of a batch do.
+    """
 
     build: Builder
+    for_one_token: Builder | None = None
     in_place: tuple[int, ...] = ()
     scratch: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
@@ -88,6 +98,8 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         scratch = [operators.tensor(shape, dtype) for dtype, shape in kernel.scratch]
         types = [*updated, *own, *scratch]
         variable = self._variable(kernel.build)
+        if kernel.for_one_token is not None:
+            self._add_for_one_token(str(variable.name_hint), kernel.for_one_token)
         if states:
             indices = [*kernel.in_place, *[-1] * (len(own) + len(scratch))]
             lowered = relax.op.call_tir_inplace(variable, arguments, indices, types)
@@ -110,6 +122,11 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
             self._acquired[ids] = self.builder_.emit(call)
         parsed.tensors[position] = self._acquired[ids]
 
+    def _add_for_one_token(self, symbol: str, build: Builder) -> None:
+        single = str(build(self._isa).attrs["global_symbol"])
+        self._library.builders.setdefault(single, build)
+        self._library.of_one_token[symbol] = single
+
     def _variable(self, build: Builder) -> relax.GlobalVar:
         function = build(self._isa)
         symbol = str(function.attrs["global_symbol"])
@@ -124,10 +141,11 @@ def _acquire_experts(ids: relax.Expr, table: relax.Expr, bank: relax.Expr) -> ti
     """Stands for the core's step in the IR: it keeps ids, table and bank alive and ordered."""
     tokens, top_k = static_shape(ids)
     with IRBuilder() as builder, prim_func(s_tir=True):
-        name = f"{ACQUIRE_EXPERTS}_{tokens}_{top_k}"
+        rows = dimension("tokens", 1 if tokens == 1 else None)
+        name = f"{ACQUIRE_EXPERTS}_k{top_k}_{token_suffix(1 if tokens == 1 else None)}"
         T.func_name(name)
-        T.func_attr({"global_symbol": name})
-        chosen = T.arg("ids", T.buffer((tokens, top_k), "int32"))
+        T.func_attr({"global_symbol": name, "op_pattern": _OPAQUE})
+        chosen = T.arg("ids", T.buffer((rows, top_k), "int32"))
         T.arg("expert_table", T.buffer(static_shape(table), "int32"))
         slots = tirx.Var("slots", "int64")
         T.arg("bank", T.buffer((slots, int(bank.ty.shape[1])), "uint8"))
@@ -259,7 +277,11 @@ def _lower_causal_convolution(parsed: OperatorCall) -> _Kernel:
     _rows, tokens = _tokens(parsed)
     channels, kernel_size = static_shape(parsed.tensors[1])
     static: dict[str, Any] = {"channels": channels, "kernel_size": kernel_size}
-    return _Kernel(lambda isa: causal_convolution(isa, **static, tokens=tokens), in_place=(2,))
+    return _Kernel(
+        lambda isa: causal_convolution(isa, **static, tokens=tokens),
+        lambda isa: causal_convolution(isa, **static, tokens=1),
+        in_place=(2,),
+    )
 
 
 def _lower_gated_delta_rule(parsed: OperatorCall) -> _Kernel:
@@ -268,6 +290,7 @@ def _lower_gated_delta_rule(parsed: OperatorCall) -> _Kernel:
     static: dict[str, Any] = dict(zip(names, parsed.scalars, strict=True))
     return _Kernel(
         lambda isa: gated_delta_rule(isa, **static, tokens=tokens),
+        lambda isa: gated_delta_rule(isa, **static, tokens=1),
         in_place=(5,),
         scratch=tuple(gated_delta_rule_scratch(rows, **static)),
     )
@@ -296,6 +319,7 @@ def _lower_cached_attention(parsed: OperatorCall) -> _Kernel:
     }
     return _Kernel(
         lambda isa: cached_attention(isa, **static, tokens=tokens),
+        lambda isa: cached_attention(isa, **static, tokens=1),
         in_place=(4, 5),
         scratch=tuple(cached_attention_scratch(rows, **static)),
     )

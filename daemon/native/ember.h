@@ -20,7 +20,13 @@ typedef enum {
     EMBER_FAILED = 2,  /* a step failed half-way: the session's state is undefined until reset */
 } ember_status;
 
-typedef enum { EMBER_BODY = 0, EMBER_LOGITS_LAST = 1, EMBER_LOGITS_ALL = 2 } ember_role;
+/* A batch is the body for tokens that each continue a session of their own. */
+typedef enum {
+    EMBER_BODY = 0,
+    EMBER_LOGITS_LAST = 1,
+    EMBER_LOGITS_ALL = 2,
+    EMBER_BATCH = 3,
+} ember_role;
 
 /* Step words as in program.msgpack: kind, symbol, argument count, arguments; repeated. */
 typedef struct {
@@ -91,11 +97,17 @@ EMBER_API void ember_session_reset(ember_session *session);
 EMBER_API void ember_session_save(const ember_session *session, void *state);
 EMBER_API void ember_session_load(ember_session *session, const void *state);
 
-/* Runs `count` tokens (a chunk size of the program) that follow the first `position` tokens of the
- * session, then the sequence of `role` if that is not EMBER_BODY. */
+/* Runs `count` tokens (at most the largest chunk of the program) that follow the first `position`
+ * tokens of the session, then the sequence of `role` if that is not EMBER_BODY. */
 EMBER_API ember_status ember_session_step(ember_session *session, const int32_t *tokens,
                                           int32_t count, int64_t position, int32_t role,
                                           char *error, size_t size);
+
+/* Runs one token of each of `count` different sessions, which follows the session's first
+ * positions[i] tokens, and computes the logits of all. On failure all of the sessions failed. */
+EMBER_API ember_status ember_model_step(ember_model *model, ember_session *const *sessions,
+                                        const int32_t *tokens, const int64_t *positions,
+                                        int32_t count, char *error, size_t size);
 
 /* The k greatest of row[0..n), in descending order, equal values by ascending id; NaN counts as
  * -infinity. Returns how many were written: min(k, n). */

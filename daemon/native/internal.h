@@ -11,6 +11,7 @@
 
 /* Every section starts on a page, every buffer on a cache line. */
 enum { EMBER_ALIGNMENT = 64, EMBER_MAX_THREADS = 256, EMBER_ERROR_BYTES = 512 };
+enum { EMBER_MAX_DIMENSIONS = 8, EMBER_MAX_ARGUMENTS = 64 };
 
 typedef struct {
     char *text;
@@ -75,41 +76,57 @@ enum {
     EMBER_SECTION_COUNT,
 };
 
-enum { EMBER_CALL, EMBER_ACQUIRE_EXPERTS };
+typedef enum {
+    EMBER_CALL,            /* call the kernel */
+    EMBER_ACQUIRE_EXPERTS, /* make experts resident */
+    EMBER_CALL_EACH,       /* call the kernel for one row after the other */
+    EMBER_TAKE_LAST_ROW,   /* copy the last row */
+} ember_step_kind;
 
 typedef struct {
-    tvm_kernel *kernel; /* NULL: acquire experts */
+    ember_step_kind kind;
+    tvm_kernel *kernel; /* NULL unless one is called */
     const tvm_any *arguments;
     int32_t count;
     int32_t symbol; /* index of the kernel's name, or the layer */
 } ember_step;
 
 typedef struct {
-    int32_t tokens;
+    int32_t tokens; /* at most */
     int32_t role;
     const ember_step *steps;
     int64_t step_count;
 } ember_step_list;
 
-/* A tensor of STATE or KV: its address changes with the session. */
+/* A tensor of a program. That of a session (in STATE or KV) gets its address with the session;
+ * that with rows for each token gets its first dimension with the step. */
 typedef struct {
-    dl_tensor *tensor;
-    int64_t offset;
-    bool in_kv;
-} ember_session_tensor;
+    dl_tensor dl; /* first: a kernel's argument points to it */
+    int64_t shape[EMBER_MAX_DIMENSIONS];
+    int64_t offset;    /* of a session's tensor in its section */
+    int32_t section;
+    int32_t token_rows; /* rows of the first dimension for each token; 0: fixed */
+} ember_tensor;
 
 typedef struct {
-    dl_tensor *tensors;
-    int64_t *shapes;
+    ember_tensor *tensors;
+    int64_t tensor_count;
+    char *bounce; /* one row of every argument of a step, each on a cache line */
+    int64_t bounce_bytes;
     tvm_any *arguments;
     ember_step *steps;
     ember_step_list *sequences;
     int64_t sequence_count;
-    ember_session_tensor *session_tensors;
-    int64_t session_tensor_count;
     char **symbols;
     int64_t symbol_count;
 } ember_program;
+
+/* Where the tensors of a session are. */
+typedef struct {
+    char *state;
+    char *kv;
+    int64_t rows; /* of the KV cache */
+} ember_session_memory;
 
 /* Checks the program of `config` and builds its executable form; `sections` holds the mapped
  * sections of the model (those of a session are empty). */
@@ -117,11 +134,26 @@ bool ember_program_build(ember_program *program, const ember_model_config *confi
                          const ember_mapping *sections, const ember_library *library,
                          ember_error error);
 void ember_program_free(ember_program *program);
+/* The shortest sequence of the role that takes so many tokens; NULL if there is none. */
 const ember_step_list *ember_program_find(const ember_program *program, int32_t tokens,
                                           int32_t role);
-/* `costs`: as in ember_model_profile, or NULL. */
-bool ember_program_run(const ember_program *program, const ember_step_list *list,
-                       ember_cost *costs, ember_error error);
+/* Points a tensor at the memory of a session, if it is one of a session. */
+void ember_tensor_bind(ember_tensor *tensor, const ember_session_memory *memory);
+
+int64_t ember_row_bytes(const ember_tensor *tensor); /* of one index of the first dimension */
+int64_t ember_aligned(int64_t bytes);
+
+/* ---- run.c */
+/* What a run of a sequence is about: `sessions` holds one place for each token of a batch, or one
+ * for all of them. `costs`: as in ember_model_profile, or NULL. */
+typedef struct {
+    int32_t tokens;
+    const ember_session_memory *sessions;
+    ember_cost *costs;
+} ember_run;
+
+bool ember_program_run(ember_program *program, const ember_step_list *list, const ember_run *run,
+                       ember_error error);
 
 /* ---- model.c */
 struct ember_model {
@@ -129,7 +161,6 @@ struct ember_model {
     ember_library library;
     ember_program program;
     ember_pool *pool;
-    const ember_session *bound; /* whose addresses are in the program's tensors */
     ember_cost *costs; /* the caller's; NULL while steps are not timed */
     int64_t state_bytes;
     int64_t kv_bytes_per_token;

@@ -1,4 +1,4 @@
-/* Programs: checked against the sections they live in, turned into calls, and run.
+/* Programs: checked against the sections they live in and turned into calls.
  *
  * Nothing in the packed tables is trusted: every id, offset, size and end is checked here, so that
  * a damaged program cannot make the core touch memory that is not its own. */
@@ -8,8 +8,16 @@
 
 #include "internal.h"
 
-enum { BUFFER_FIELDS = 8, MAX_DIMENSIONS = 8, MAX_ARGUMENTS = 64, STEP_WORDS = 3 };
-enum { FIELD_SECTION, FIELD_CODE, FIELD_BITS, FIELD_NDIM, FIELD_OFFSET, FIELD_SHAPE = 6 };
+enum { BUFFER_FIELDS = 8, STEP_WORDS = 3 };
+enum {
+    FIELD_SECTION,
+    FIELD_CODE,
+    FIELD_BITS,
+    FIELD_NDIM,
+    FIELD_OFFSET,
+    FIELD_TOKEN_ROWS,
+    FIELD_SHAPE
+};
 
 /* Zero bytes are asked for as one, so that NULL always means no memory. */
 static void *allocate(int64_t count, size_t size)
@@ -70,6 +78,12 @@ static int64_t buffer_bytes(const int64_t *fields, const int64_t *shape)
     return bytes;
 }
 
+static bool has_token_rows(int64_t section)
+{
+    return section == EMBER_SCRATCH || section == EMBER_TOKENS || section == EMBER_POSITIONS ||
+           section == EMBER_LOGITS;
+}
+
 static bool check_buffer(const ember_model_config *config, int64_t index, ember_error error)
 {
     const int64_t *fields = config->buffers + index * BUFFER_FIELDS;
@@ -81,9 +95,14 @@ static bool check_buffer(const ember_model_config *config, int64_t index, ember_
                           id, (long long)section);
     if (!known_type(fields[FIELD_CODE], fields[FIELD_BITS]))
         return ember_fail(error, "program: buffer %lld has an unknown dtype", id);
-    if (ndim < 0 || ndim > MAX_DIMENSIONS || shape < 0 || shape > config->shape_count - ndim)
+    if (ndim < 0 || ndim > EMBER_MAX_DIMENSIONS || shape < 0 || shape > config->shape_count - ndim)
         return ember_fail(error, "program: buffer %lld has its shape outside the shape table", id);
-    int64_t bytes = buffer_bytes(fields, config->shapes + shape), end;
+    int64_t rows = fields[FIELD_TOKEN_ROWS], bytes, end;
+    if (rows != 0 && (!has_token_rows(section) || ndim == 0 || rows < 0 ||
+                      rows > config->shapes[shape] || config->shapes[shape] % rows != 0))
+        return ember_fail(error, "program: buffer %lld cannot have %lld rows for each token", id,
+                          (long long)rows);
+    bytes = buffer_bytes(fields, config->shapes + shape);
     if (bytes < 0)
         return ember_fail(error, "program: buffer %lld has an impossible shape", id);
     if (offset < 0 || (section != EMBER_KV && offset % EMBER_ALIGNMENT != 0))
@@ -96,50 +115,54 @@ static bool check_buffer(const ember_model_config *config, int64_t index, ember_
     return true;
 }
 
+static ember_tensor make_tensor(const ember_model_config *config, int64_t index,
+                                const ember_mapping *sections)
+{
+    const int64_t *fields = config->buffers + index * BUFFER_FIELDS;
+    ember_tensor tensor = {
+        .dl = {.device_type = DL_CPU,
+               .ndim = (int32_t)fields[FIELD_NDIM],
+               .dtype = {(uint8_t)fields[FIELD_CODE], (uint8_t)fields[FIELD_BITS], 1}},
+        .offset = fields[FIELD_OFFSET],
+        .section = (int32_t)fields[FIELD_SECTION],
+        .token_rows = (int32_t)fields[FIELD_TOKEN_ROWS],
+    };
+    for (int64_t i = 0; i < fields[FIELD_NDIM]; i++)
+        tensor.shape[i] = config->shapes[fields[FIELD_SHAPE] + i];
+    if (tensor.section != EMBER_STATE && tensor.section != EMBER_KV)
+        tensor.dl.data = sections[tensor.section].base + tensor.offset;
+    return tensor;
+}
+
 static bool build_tensors(ember_program *program, const ember_model_config *config,
                           const ember_mapping *sections, ember_error error)
 {
-    int64_t count = config->buffer_count;
-    program->tensors = allocate(count, sizeof *program->tensors);
-    program->session_tensors = allocate(count, sizeof *program->session_tensors);
-    program->shapes = allocate(config->shape_count, sizeof *program->shapes);
-    if (!program->tensors || !program->session_tensors || !program->shapes)
-        return ember_fail(error, "no memory for %lld buffers", (long long)count);
-    if (config->shape_count > 0)
-        memcpy(program->shapes, config->shapes,
-               (size_t)config->shape_count * sizeof *program->shapes);
-    for (int64_t i = 0; i < count; i++) {
+    program->tensors = allocate(config->buffer_count, sizeof *program->tensors);
+    if (!program->tensors)
+        return ember_fail(error, "no memory for %lld buffers", (long long)config->buffer_count);
+    program->tensor_count = config->buffer_count;
+    for (int64_t i = 0; i < config->buffer_count; i++) {
         if (!check_buffer(config, i, error))
             return false;
-        const int64_t *fields = config->buffers + i * BUFFER_FIELDS;
-        dl_tensor *tensor = &program->tensors[i];
-        *tensor = (dl_tensor){
-            .device_type = DL_CPU,
-            .ndim = (int32_t)fields[FIELD_NDIM],
-            .dtype = {(uint8_t)fields[FIELD_CODE], (uint8_t)fields[FIELD_BITS], 1},
-            .shape = program->shapes + fields[FIELD_SHAPE],
-        };
-        int64_t section = fields[FIELD_SECTION], offset = fields[FIELD_OFFSET];
-        if (section == EMBER_STATE || section == EMBER_KV)
-            program->session_tensors[program->session_tensor_count++] =
-                (ember_session_tensor){tensor, offset, section == EMBER_KV};
-        else
-            tensor->data = sections[section].base + offset;
+        program->tensors[i] = make_tensor(config, i, sections);
+        program->tensors[i].dl.shape = program->tensors[i].shape;
     }
     return true;
+}
+
+void ember_tensor_bind(ember_tensor *tensor, const ember_session_memory *memory)
+{
+    if (tensor->section == EMBER_STATE) {
+        tensor->dl.data = memory->state + tensor->offset;
+    } else if (tensor->section == EMBER_KV) {
+        tensor->dl.data = memory->kv + tensor->offset * memory->rows;
+        tensor->shape[0] = memory->rows;
+    }
 }
 
 static bool is_int32(const dl_tensor *tensor)
 {
     return tensor->dtype.code == DL_INT && tensor->dtype.bits == 32;
-}
-
-static int64_t element_count(const dl_tensor *tensor)
-{
-    int64_t count = 1;
-    for (int32_t i = 0; i < tensor->ndim; i++)
-        count *= tensor->shape[i];
-    return count;
 }
 
 static const dl_tensor *argument(const ember_step *step, int index)
@@ -156,6 +179,31 @@ static bool check_acquire(const ember_step *step, ember_error error)
     return true;
 }
 
+/* One row of each argument must fit the bounce buffer. */
+static void measure_rows(ember_program *program, const ember_step *step)
+{
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < step->count; i++) {
+        const ember_tensor *tensor = step->arguments[i].pointer;
+        if (tensor->token_rows > 0)
+            bytes += ember_aligned(ember_row_bytes(tensor));
+    }
+    if (program->bounce_bytes < bytes)
+        program->bounce_bytes = bytes;
+}
+
+static bool check_last_row(const ember_step *step, ember_error error)
+{
+    const ember_tensor *rows = step->count == 2 ? step->arguments[0].pointer : NULL;
+    const ember_tensor *last = step->count == 2 ? step->arguments[1].pointer : NULL;
+    if (!rows || rows->token_rows != 1 || last->token_rows != 0 || last->dl.ndim < 1 ||
+        last->shape[0] != 1 || ember_row_bytes(rows) != ember_row_bytes(last) || !rows->dl.data ||
+        !last->dl.data)
+        return ember_fail(error, "program: the last row is taken from (rows, one row), equally "
+                                 "long");
+    return true;
+}
+
 /* What is being built, and how far. */
 typedef struct {
     ember_program *program;
@@ -163,38 +211,67 @@ typedef struct {
     int64_t buffer_count;
     int64_t step_count;
     int64_t argument_count;
+    int32_t tokens; /* of the sequence */
 } builder;
+
+static bool build_arguments(builder *build, const int32_t *words, int32_t count, ember_error error)
+{
+    tvm_any *arguments = build->program->arguments + build->argument_count;
+    long long number = build->step_count;
+    for (int32_t i = 0; i < count; i++) {
+        int32_t buffer = words[i];
+        if (buffer < 0 || buffer >= build->buffer_count)
+            return ember_fail(error, "program: step %lld uses buffer %d of %lld", number, buffer,
+                              (long long)build->buffer_count);
+        ember_tensor *tensor = &build->program->tensors[buffer];
+        if (tensor->token_rows > 0 && tensor->shape[0] / tensor->token_rows < build->tokens)
+            return ember_fail(error, "program: step %lld needs buffer %d for %d tokens", number,
+                              buffer, build->tokens);
+        arguments[i] = (tvm_any){.type_index = TVM_DL_TENSOR, .pointer = tensor};
+    }
+    return true;
+}
+
+static bool finish_step(builder *build, ember_step *step, ember_error error)
+{
+    ember_program *program = build->program;
+    long long number = build->step_count;
+    switch (step->kind) {
+    case EMBER_CALL:
+    case EMBER_CALL_EACH:
+        if (step->symbol < 0 || step->symbol >= program->symbol_count)
+            return ember_fail(error, "program: step %lld calls kernel %d of %lld", number,
+                              step->symbol, (long long)program->symbol_count);
+        step->kernel = build->kernels[step->symbol];
+        if (step->kind == EMBER_CALL_EACH)
+            measure_rows(program, step);
+        return true;
+    case EMBER_ACQUIRE_EXPERTS:
+        return check_acquire(step, error);
+    case EMBER_TAKE_LAST_ROW:
+        return check_last_row(step, error);
+    }
+    return ember_fail(error, "program: step %lld is of unknown kind %d", number, (int)step->kind);
+}
 
 /* Reads the step at `words`; returns how many words it has, 0 on failure. */
 static int64_t build_step(builder *build, const int32_t *words, int64_t left, ember_error error)
 {
     ember_program *program = build->program;
     long long number = build->step_count;
-    if (left < STEP_WORDS || words[2] < 0 || words[2] > MAX_ARGUMENTS ||
+    if (left < STEP_WORDS || words[2] < 0 || words[2] > EMBER_MAX_ARGUMENTS ||
         words[2] > left - STEP_WORDS)
         return ember_fail(error, "program: step %lld is cut short", number);
-    int32_t kind = words[0], symbol = words[1], count = words[2];
-    tvm_any *arguments = program->arguments + build->argument_count;
-    for (int32_t i = 0; i < count; i++) {
-        int32_t buffer = words[STEP_WORDS + i];
-        if (buffer < 0 || buffer >= build->buffer_count)
-            return ember_fail(error, "program: step %lld uses buffer %d of %lld", number, buffer,
-                              (long long)build->buffer_count);
-        arguments[i] = (tvm_any){.type_index = TVM_DL_TENSOR,
-                                 .pointer = &program->tensors[buffer]};
-    }
-    ember_step *step = &program->steps[build->step_count];
-    *step = (ember_step){NULL, arguments, count, symbol};
-    if (kind == EMBER_CALL) {
-        if (symbol < 0 || symbol >= program->symbol_count)
-            return ember_fail(error, "program: step %lld calls kernel %d of %lld", number, symbol,
-                              (long long)program->symbol_count);
-        step->kernel = build->kernels[symbol];
-    } else if (kind != EMBER_ACQUIRE_EXPERTS) {
-        return ember_fail(error, "program: step %lld is of unknown kind %d", number, kind);
-    } else if (!check_acquire(step, error)) {
+    int32_t count = words[2];
+    if (!build_arguments(build, words + STEP_WORDS, count, error))
         return 0;
-    }
+    ember_step *step = &program->steps[build->step_count];
+    *step = (ember_step){.kind = (ember_step_kind)words[0],
+                         .arguments = program->arguments + build->argument_count,
+                         .count = count,
+                         .symbol = words[1]};
+    if (!finish_step(build, step, error))
+        return 0;
     build->step_count++;
     build->argument_count += count;
     return STEP_WORDS + count;
@@ -205,7 +282,7 @@ static bool check_sequence(const ember_model_config *config, const ember_sequenc
 {
     int64_t tokens = sequence->tokens, logits;
     int64_t rows = sequence->role == EMBER_LOGITS_ALL ? tokens : 1;
-    if (tokens < 1 || sequence->role < EMBER_BODY || sequence->role > EMBER_LOGITS_ALL)
+    if (tokens < 1 || sequence->role < EMBER_BODY || sequence->role > EMBER_BATCH)
         return ember_fail(error, "program: a sequence of role %d for %lld tokens", sequence->role,
                           (long long)tokens);
     if (config->tokens_bytes / (int64_t)sizeof(int32_t) < tokens ||
@@ -236,6 +313,7 @@ static bool build_steps(builder *build, const ember_model_config *config, ember_
         if (!check_sequence(config, sequence, error))
             return false;
         int64_t first = build->step_count;
+        build->tokens = sequence->tokens;
         for (int64_t at = 0; at < sequence->words;) {
             int64_t used = build_step(build, sequence->steps + at, sequence->words - at, error);
             if (used == 0)
@@ -264,6 +342,17 @@ static bool copy_symbols(ember_program *program, const ember_model_config *confi
     return true;
 }
 
+static bool allocate_bounce(ember_program *program, ember_error error)
+{
+    if (program->bounce_bytes == 0)
+        return true;
+    void *memory;
+    if (posix_memalign(&memory, EMBER_ALIGNMENT, (size_t)program->bounce_bytes) != 0)
+        return ember_fail(error, "no memory for the rows of a batch");
+    program->bounce = memory;
+    return true;
+}
+
 bool ember_program_build(ember_program *program, const ember_model_config *config,
                          const ember_mapping *sections, const ember_library *library,
                          ember_error error)
@@ -281,7 +370,7 @@ bool ember_program_build(ember_program *program, const ember_model_config *confi
         if (!build.kernels[i])
             ok = ember_fail(error, "the kernel library has no %s", program->symbols[i]);
     }
-    ok = ok && build_steps(&build, config, error);
+    ok = ok && build_steps(&build, config, error) && allocate_bounce(program, error);
     free(build.kernels);
     if (!ok)
         ember_program_free(program);
@@ -294,75 +383,22 @@ void ember_program_free(ember_program *program)
         free(program->symbols[i]);
     free(program->symbols);
     free(program->tensors);
-    free(program->shapes);
+    free(program->bounce);
     free(program->arguments);
     free(program->steps);
     free(program->sequences);
-    free(program->session_tensors);
     *program = (ember_program){0};
 }
 
 const ember_step_list *ember_program_find(const ember_program *program, int32_t tokens,
                                           int32_t role)
 {
-    for (int64_t i = 0; i < program->sequence_count; i++)
-        if (program->sequences[i].tokens == tokens && program->sequences[i].role == role)
-            return &program->sequences[i];
-    return NULL;
-}
-
-/* With the whole bank mapped, every expert is resident: the ids only have to be real ones. */
-static bool acquire_experts(const ember_step *step, ember_error error)
-{
-    const int32_t *ids = argument(step, 0)->data, *table = argument(step, 1)->data;
-    int64_t experts = argument(step, 1)->shape[0], slots = argument(step, 2)->shape[0];
-    int64_t count = element_count(argument(step, 0));
-    for (int64_t i = 0; i < count; i++) {
-        if (ids[i] < 0 || ids[i] >= experts)
-            return ember_fail(error, "layer %d chose expert %d of %lld", step->symbol, ids[i],
-                              (long long)experts);
-        if (table[ids[i]] < 0 || table[ids[i]] >= slots)
-            return ember_fail(error, "layer %d: expert %d is in slot %d of %lld", step->symbol,
-                              ids[i], table[ids[i]], (long long)slots);
+    const ember_step_list *found = NULL;
+    for (int64_t i = 0; i < program->sequence_count; i++) {
+        const ember_step_list *list = &program->sequences[i];
+        if (list->role == role && list->tokens >= tokens &&
+            (!found || list->tokens < found->tokens))
+            found = list;
     }
-    return true;
-}
-
-static bool call_kernel(const ember_program *program, const ember_step *step, ember_error error)
-{
-    tvm_any result = {.type_index = TVM_NONE};
-    if (step->kernel(NULL, step->arguments, step->count, &result) == 0)
-        return true;
-    ember_fail(error, "kernel %s failed: %s", program->symbols[step->symbol],
-               ember_kernel_error());
-    ember_set_kernel_error("");
-    return false;
-}
-
-static bool run_step(const ember_program *program, const ember_step *step, ember_error error)
-{
-    return step->kernel ? call_kernel(program, step, error) : acquire_experts(step, error);
-}
-
-static bool run_timed(const ember_program *program, const ember_step *step, ember_cost *costs,
-                      ember_error error)
-{
-    ember_cost *cost = &costs[step->kernel ? step->symbol : program->symbol_count];
-    int64_t start = ember_nanoseconds();
-    bool ok = run_step(program, step, error);
-    cost->nanoseconds += ember_nanoseconds() - start;
-    cost->calls++;
-    return ok;
-}
-
-bool ember_program_run(const ember_program *program, const ember_step_list *list,
-                       ember_cost *costs, ember_error error)
-{
-    for (int64_t i = 0; i < list->step_count; i++) {
-        const ember_step *step = &list->steps[i];
-        bool ok = costs ? run_timed(program, step, costs, error) : run_step(program, step, error);
-        if (!ok)
-            return false;
-    }
-    return true;
+    return found;
 }

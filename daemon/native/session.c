@@ -15,7 +15,7 @@ struct ember_session {
     ember_mapping state;
     ember_mapping kv;
     int64_t capacity;
-    int64_t rows;
+    int64_t rows; /* of the KV cache */
 };
 
 ember_session *ember_session_open(ember_model *model, int64_t capacity, char *text, size_t size)
@@ -50,8 +50,6 @@ void ember_session_close(ember_session *session)
 {
     if (!session)
         return;
-    if (session->model->bound == session)
-        session->model->bound = NULL;
     ember_unmap(&session->state);
     ember_unmap(&session->kv);
     free(session);
@@ -75,22 +73,9 @@ void ember_session_load(ember_session *session, const void *state)
         memcpy(session->state.base, state, session->state.bytes);
 }
 
-/* Points the program's session tensors at this session's memory. */
-static void bind(ember_session *session)
+static ember_session_memory memory_of(const ember_session *session)
 {
-    ember_model *model = session->model;
-    if (model->bound == session)
-        return;
-    for (int64_t i = 0; i < model->program.session_tensor_count; i++) {
-        const ember_session_tensor *entry = &model->program.session_tensors[i];
-        if (entry->in_kv) {
-            entry->tensor->data = session->kv.base + entry->offset * session->rows;
-            entry->tensor->shape[0] = session->rows;
-        } else {
-            entry->tensor->data = session->state.base + entry->offset;
-        }
-    }
-    model->bound = session;
+    return (ember_session_memory){session->state.base, session->kv.base, session->rows};
 }
 
 static bool check_step(const ember_session *session, const int32_t *tokens, int32_t count,
@@ -106,29 +91,74 @@ static bool check_step(const ember_session *session, const int32_t *tokens, int3
     return true;
 }
 
+/* Runs the sequences of two roles, the second one unless it is EMBER_BODY; the tokens and
+ * positions are in their sections. */
+static ember_status run(ember_model *model, const ember_run *run, int32_t first, int32_t second,
+                        ember_error error)
+{
+    const ember_step_list *body = ember_program_find(&model->program, run->tokens, first);
+    const ember_step_list *tail = ember_program_find(&model->program, run->tokens, second);
+    if (!body || !tail) {
+        ember_fail(error, "the program has no sequence of role %d for %d tokens",
+                   body ? second : first, run->tokens);
+        return EMBER_REFUSED;
+    }
+    ember_pool_wake(model->pool);
+    ember_library_use_pool(model->pool);
+    bool ok = ember_program_run(&model->program, body, run, error) &&
+              (second == EMBER_BODY || ember_program_run(&model->program, tail, run, error));
+    ember_library_use_pool(NULL);
+    return ok ? EMBER_OK : EMBER_FAILED;
+}
+
+static bool fits_sections(const ember_model *model, int32_t count, ember_error error)
+{
+    size_t bytes = (size_t)count * sizeof(int32_t);
+    if (bytes > model->sections[EMBER_TOKENS].bytes ||
+        bytes > model->sections[EMBER_POSITIONS].bytes)
+        return ember_fail(error, "%d tokens in a step are more than the program takes", count);
+    return true;
+}
+
 ember_status ember_session_step(ember_session *session, const int32_t *tokens, int32_t count,
                                 int64_t position, int32_t role, char *text, size_t size)
 {
     ember_error error = {text, size};
     ember_model *model = session->model;
-    if (!check_step(session, tokens, count, position, error))
+    if (!check_step(session, tokens, count, position, error) ||
+        !fits_sections(model, count, error))
         return EMBER_REFUSED;
-    const ember_step_list *body = ember_program_find(&model->program, count, EMBER_BODY);
-    const ember_step_list *tail = ember_program_find(&model->program, count, role);
-    if (!body || !tail) {
-        ember_fail(error, "the program has no sequence of role %d for %d tokens", role, count);
-        return EMBER_REFUSED;
-    }
-    ember_pool_wake(model->pool);
-    bind(session);
     int32_t *positions = (int32_t *)(void *)model->sections[EMBER_POSITIONS].base;
     memcpy(model->sections[EMBER_TOKENS].base, tokens, (size_t)count * sizeof *tokens);
     for (int32_t i = 0; i < count; i++)
         positions[i] = (int32_t)position + i;
-    ember_library_use_pool(model->pool);
-    bool ok = ember_program_run(&model->program, body, model->costs, error) &&
-              (role == EMBER_BODY ||
-               ember_program_run(&model->program, tail, model->costs, error));
-    ember_library_use_pool(NULL);
-    return ok ? EMBER_OK : EMBER_FAILED;
+    ember_session_memory memory = memory_of(session);
+    return run(model, &(ember_run){count, &memory, model->costs}, EMBER_BODY, role, error);
+}
+
+ember_status ember_model_step(ember_model *model, ember_session *const *sessions,
+                              const int32_t *tokens, const int64_t *at, int32_t count, char *text,
+                              size_t size)
+{
+    ember_error error = {text, size};
+    if (count < 1 || !fits_sections(model, count, error))
+        return EMBER_REFUSED;
+    for (int32_t i = 0; i < count; i++)
+        if (!check_step(sessions[i], &tokens[i], 1, at[i], error))
+            return EMBER_REFUSED;
+    ember_session_memory *memories = calloc((size_t)count, sizeof *memories);
+    if (!memories) {
+        ember_fail(error, "no memory for a batch of %d", count);
+        return EMBER_REFUSED;
+    }
+    int32_t *positions = (int32_t *)(void *)model->sections[EMBER_POSITIONS].base;
+    memcpy(model->sections[EMBER_TOKENS].base, tokens, (size_t)count * sizeof *tokens);
+    for (int32_t i = 0; i < count; i++) {
+        positions[i] = (int32_t)at[i];
+        memories[i] = memory_of(sessions[i]);
+    }
+    ember_status status = run(model, &(ember_run){count, memories, model->costs}, EMBER_BATCH,
+                              EMBER_LOGITS_ALL, error);
+    free(memories);
+    return status;
 }
