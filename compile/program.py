@@ -51,7 +51,7 @@ class BlockProgram:
 
 
 def extract(module: tvm.IRModule, tokens: int, symbols: Mapping[str, str]) -> BlockProgram:
-    """Read the list of kernel calls off the `main` that `plan_memory` has left, for `tokens` tokens.
+    """Read the list of kernel calls off the `main` of a block planned for `tokens` tokens.
 
     `symbols` maps names of functions in the module to kernel symbols where they differ.
 

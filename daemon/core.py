@@ -42,7 +42,8 @@ class Model:
     Raises EmberdError when the artifact's program or kernels are not as they must be, or when
     memory, threads or descriptors run out.
 
-    Attributes: `max_chunk` (tokens that a step can have), `vocab_size`, `max_context` (tokens), `threads`, `state_bytes` (recurrent state of a session),
+    Attributes: `max_chunk` (tokens that a step can have), `vocab_size`, `max_context` (tokens),
+    `threads`, `state_bytes` (recurrent state of a session),
     `kv_bytes_per_token`, `symbols` (names of the kernels).
     """
 
@@ -354,9 +355,10 @@ class Logits:
     Every method raises EmberdError after that.
     """
 
-    def __init__(self, model: Model, rows: int) -> None:
-        """Use Session.step."""
+    def __init__(self, model: Model, rows: int, first: int = 0) -> None:
+        """Use Session.step or Model.step_batch."""
         self.rows = rows
+        self._first = first
         self.vocab_size = model.vocab_size
         self._model = model
         self._of_step = model._steps
@@ -364,8 +366,14 @@ class Logits:
     def memory(self) -> memoryview[float]:
         """The values, as a writable memoryview of format "f" and shape [rows, vocab_size]."""
         self._check_current()
-        used = memoryview(self._model._logits)[: self.rows * self.vocab_size * 4]
+        row_bytes = self.vocab_size * 4
+        used = memoryview(self._model._logits)[self._first * row_bytes :][: self.rows * row_bytes]
         return used.cast("f", (self.rows, self.vocab_size))
+
+    def row(self, index: int) -> Logits:
+        """One row on its own."""
+        self._row(index)
+        return Logits(self._model, 1, self._first + index % self.rows)
 
     def add(self, token: int, bias: float, row: int = -1) -> None:
         """Adds `bias` to the logit of `token`."""
@@ -405,7 +413,8 @@ class Logits:
         self._check_current()
         if not -self.rows <= row < self.rows:
             raise EmberdError(f"row {row} of {self.rows}")
-        return self._model._logits_address + row % self.rows * self.vocab_size * 4
+        index = self._first + row % self.rows
+        return self._model._logits_address + index * self.vocab_size * 4
 
 
 def _anonymous_memory(size: int) -> mmap.mmap:

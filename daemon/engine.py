@@ -1,7 +1,7 @@
 """Runs requests on a model: queue, slots, scheduling.
 
-One worker thread owns the model. A round is one chunk of one prompt, then one token of every
-answer: no stream waits for more than one chunk between two tokens, and prompts take turns.
+One worker thread owns the model. A round is one chunk of one prompt, then one step that gives every
+answer a token: no stream waits for more than one chunk between two tokens, and prompts take turns.
 """
 
 from __future__ import annotations
@@ -156,9 +156,10 @@ class Engine:
             if prefilling:
                 first, *others = prefilling
                 self._jobs = [*decoding, *others, first]
-                self._advance(first, SHARED_CHUNK if decoding else max(self._model.chunk_sizes))
-            for job in decoding:
-                self._advance(job)
+                self._prefill(first, SHARED_CHUNK if decoding else self._model.max_chunk)
+            largest = self._model.max_chunk
+            for start in range(0, len(decoding), largest):
+                self._decode(decoding[start : start + largest])
 
     def _assign(self) -> bool:
         """Give waiting requests to idle slots; False when the engine closes."""
@@ -174,9 +175,8 @@ class Engine:
         request = stream.request
         reusing = () if request.score_prompt else request.prompt
         slot, reused = prefix_cache.choose(self._idle, reusing)
-        sizes = self._model.chunk_sizes
         try:
-            job = Job(stream, slot, reused, self._tokenizer, sizes, self.metrics)
+            job = Job(stream, slot, reused, self._tokenizer, self.metrics)
         except Exception as error:
             self.metrics.requests["failed"] += 1
             self._fail(stream, slot, error)
@@ -184,26 +184,56 @@ class Engine:
             self._idle.remove(slot)
             self._jobs.append(job)
 
-    def _advance(self, job: Job, chunk: int | None = None) -> None:
-        """Read a chunk of the job's prompt, or decode a token; release the job when it is over."""
-        if job.stream.cancelled:
-            self._release(job, "cancelled")
+    def _prefill(self, job: Job, limit: int) -> None:
+        """Read a chunk of the job's prompt."""
+        if self._drop_cancelled(job):
             return
         began = time.monotonic()
         try:
-            done = job.decode() if chunk is None else job.prefill(chunk)
+            done = job.prefill(min(limit, self._model.max_chunk))
         except Exception as error:
-            self._release(job, "failed")
-            self._fail(job.stream, job.slot, error)
+            self._drop_failed(job, error)
             return
-        seconds = time.monotonic() - began
-        if chunk is None:
-            self.metrics.decode_seconds += seconds
-        else:
-            self.metrics.prefill_seconds += seconds
+        self.metrics.prefill_seconds += time.monotonic() - began
         if done:
-            self._release(job, "completed")
-            job.stream.put(None)
+            self._complete(job)
+
+    def _decode(self, jobs: list[Job]) -> None:
+        """Generate a token of each job in one step. Should the step fail, all of them do."""
+        jobs = [job for job in jobs if not self._drop_cancelled(job)]
+        if not jobs:
+            return
+        began = time.monotonic()
+        try:
+            view = prefix_cache.step_together(
+                self._model, [job.slot for job in jobs], [job.token for job in jobs]
+            )
+        except Exception as error:
+            for job in jobs:
+                self._drop_failed(job, error)
+            return
+        for row, job in enumerate(jobs):
+            try:
+                done = job.decode(view.row(row))
+            except Exception as error:
+                self._drop_failed(job, error)
+            else:
+                if done:
+                    self._complete(job)
+        self.metrics.decode_seconds += time.monotonic() - began
+
+    def _complete(self, job: Job) -> None:
+        self._release(job, "completed")
+        job.stream.put(None)
+
+    def _drop_cancelled(self, job: Job) -> bool:
+        if job.stream.cancelled:
+            self._release(job, "cancelled")
+        return job.stream.cancelled
+
+    def _drop_failed(self, job: Job, error: Exception) -> None:
+        self._release(job, "failed")
+        self._fail(job.stream, job.slot, error)
 
     def _fail(self, stream: Stream, slot: Slot, error: Exception) -> None:
         log.error("a request failed: %s", error, exc_info=not isinstance(error, EmberdError))

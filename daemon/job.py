@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from emberd.daemon import prefix_cache
 from emberd.daemon.core import LogitsRole
@@ -23,7 +22,6 @@ class Job:
 
     Args:
         slot: goes on from its first ``reused`` tokens.
-        sizes: the chunk sizes of the model.
     """
 
     def __init__(
@@ -32,13 +30,11 @@ class Job:
         slot: Slot,
         reused: int,
         tokenizer: Tokenizer,
-        sizes: Sequence[int],
         metrics: Metrics,
     ) -> None:
         self.stream = stream
         self.slot = slot
         self._tokenizer = tokenizer
-        self._sizes = sizes
         self._metrics = metrics
         request = stream.request
         self._boundaries = {
@@ -88,19 +84,21 @@ class Job:
         assert view is not None
         return self._accept(view)
 
-    def decode(self) -> bool:
-        """Generate one more token; True when the request is complete."""
-        view = self.slot.step([self._generation.token], LogitsRole.LAST)
-        assert view is not None
+    @property
+    def token(self) -> int:
+        """The last token generated, which the next step is of."""
+        return self._generation.token
+
+    def decode(self, view: LogitsView) -> bool:
+        """Take the logits of that step; True when the request is complete."""
         return self._accept(view)
 
     def _chunk(self, start: int, limit: int) -> int:
-        """The largest chunk from ``start`` that ends at no later than the next boundary."""
+        """Tokens from ``start`` to the next boundary or the end, at most ``limit``."""
         if self._scores:
             limit = min(limit, SCORED_CHUNK)
         ends = [end for end in self._boundaries if end is not None and end > start]
-        room = min([*ends, len(self.stream.request.prompt), start + limit]) - start
-        return max(size for size in self._sizes if size <= max(room, min(self._sizes)))
+        return min([*ends, len(self.stream.request.prompt), start + limit]) - start
 
     def _score(self, start: int, end: int, view: LogitsView) -> None:
         """Report the tokens that follow the chunk's; the very first one follows none."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from emberd.daemon.protocols import LogitsView, SessionLike
+from emberd.daemon.protocols import LogitsView, ModelLike, SessionLike
 
 SNAPSHOTS_PER_SLOT = 4
 _clock = count(1)
@@ -60,7 +60,7 @@ class Slot:
         del self.tokens[length:]
 
     def step(self, tokens: Sequence[int], logits: Any) -> LogitsView | None:
-        """Run tokens through the model; their number must be one of its chunk sizes."""
+        """Run tokens through the model, at most its max_chunk."""
         view = self._session.step(tokens, logits)
         self.tokens += tokens
         return view
@@ -80,6 +80,14 @@ class Slot:
 
     def close(self) -> None:
         self._session.close()
+
+
+def step_together(model: ModelLike, slots: Sequence[Slot], tokens: Sequence[int]) -> LogitsView:
+    """One step of the model for one token of each slot; a row of logits for each."""
+    view = model.step_batch([slot._session for slot in slots], tokens)
+    for slot, token in zip(slots, tokens, strict=True):
+        slot.tokens.append(token)
+    return view
 
 
 def choose(idle: Sequence[Slot], prompt: Sequence[int]) -> tuple[Slot, int]:

@@ -15,6 +15,9 @@ class LogitsView(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    def row(self, index: int) -> LogitsView:
+        """One row on its own."""
+
     def add(self, token: int, bias: float, row: int = -1) -> None:
         """Add ``bias`` to one logit."""
 
@@ -49,7 +52,7 @@ class ModelLike(Protocol):
     """A loaded model."""
 
     @property
-    def chunk_sizes(self) -> tuple[int, ...]: ...
+    def max_chunk(self) -> int: ...
 
     @property
     def vocab_size(self) -> int: ...
@@ -58,5 +61,8 @@ class ModelLike(Protocol):
     def max_context(self) -> int: ...
 
     def open_session(self, capacity: int) -> SessionLike: ...
+
+    def step_batch(self, sessions: Sequence[Any], tokens: Sequence[int]) -> LogitsView:
+        """Append one token to each of the sessions; a row of logits for each."""
 
     def close(self) -> None: ...

@@ -62,16 +62,16 @@ def tiny_program() -> Program:
     embedding, head, bank, table, state, cache = range(6)
     sequences = []
     for tokens in CHUNKS:
-        base = len(buffers)
+        base, rows = len(buffers), int(tokens > 1)
         buffers += [
-            Buffer(Section.TOKENS, "int32", (tokens,), 0),
-            Buffer(Section.POSITIONS, "int32", (tokens,), 0),
-            Buffer(Section.SCRATCH, "float32", (tokens, HIDDEN), 0),
-            Buffer(Section.SCRATCH, "float32", (tokens, HIDDEN), most * ROW),
-            Buffer(Section.SCRATCH, "int32", (tokens, 2), 2 * most * ROW),
-            Buffer(Section.SCRATCH, "float32", (1, HIDDEN), (tokens - 1) * ROW),
+            Buffer(Section.TOKENS, "int32", (tokens,), 0, rows),
+            Buffer(Section.POSITIONS, "int32", (tokens,), 0, rows),
+            Buffer(Section.SCRATCH, "float32", (tokens, HIDDEN), 0, rows),
+            Buffer(Section.SCRATCH, "float32", (tokens, HIDDEN), most * ROW, rows),
+            Buffer(Section.SCRATCH, "int32", (tokens, 2), 2 * most * ROW, rows),
+            Buffer(Section.SCRATCH, "float32", (1, HIDDEN), most * ROW),
             Buffer(Section.LOGITS, "float32", (1, VOCABULARY), 0),
-            Buffer(Section.LOGITS, "float32", (tokens, VOCABULARY), 0),
+            Buffer(Section.LOGITS, "float32", (tokens, VOCABULARY), 0, rows),
         ]
         ids, positions, x, y, chosen, last, logits_last, logits_all = range(base, base + 8)
         body = [
@@ -82,11 +82,22 @@ def tiny_program() -> Program:
             (StepKind.ACQUIRE_EXPERTS, 0, (chosen, table, bank)),
             (StepKind.CALL, 4, (x, chosen, table, bank, x)),
         ]
-        sequences += [
-            Steps(tokens, "body", tuple(Step(*step) for step in body)),
-            Steps(tokens, "logits_last", (Step(StepKind.CALL, 5, (last, head, logits_last)),)),
-            Steps(tokens, "logits_all", (Step(StepKind.CALL, 5, (x, head, logits_all)),)),
+        batch = [
+            (StepKind.CALL_EACH if symbol in (1, 2) else kind, symbol, arguments)
+            for kind, symbol, arguments in body
         ]
+        tail = [
+            (StepKind.TAKE_LAST_ROW, 0, (x, last)),
+            (StepKind.CALL, 5, (last, head, logits_last)),
+        ]
+        whole = [(StepKind.CALL, 5, (x, head, logits_all))]
+        for role, steps in (
+            ("body", body),
+            ("logits_last", tail if rows else whole),
+            ("logits_all", whole),
+            ("batch", batch),
+        ):
+            sequences.append(Steps(tokens, role, tuple(Step(*step) for step in steps)))
     return Program(
         symbols=symbols,
         chunk_sizes=CHUNKS,

@@ -346,11 +346,8 @@ static bool allocate_bounce(ember_program *program, ember_error error)
 {
     if (program->bounce_bytes == 0)
         return true;
-    void *memory;
-    if (posix_memalign(&memory, EMBER_ALIGNMENT, (size_t)program->bounce_bytes) != 0)
-        return ember_fail(error, "no memory for the rows of a batch");
-    program->bounce = memory;
-    return true;
+    program->bounce = aligned_alloc(EMBER_ALIGNMENT, (size_t)program->bounce_bytes);
+    return program->bounce || ember_fail(error, "no memory for the rows of a batch");
 }
 
 bool ember_program_build(ember_program *program, const ember_model_config *config,

@@ -11,7 +11,7 @@ import pytest
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.program import Program, Section, Step, StepKind
+from emberd.daemon.program import ROLES, Program, Section, Step, StepKind
 from emberd.daemon.program import Sequence as Steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -44,6 +44,12 @@ def with_buffer(tiny: Any, **changes: Any) -> Program:
         ({"section": Section.KV, "shape": (-1, 100)}, "ends outside section 4"),
         ({"section": Section.STATE}, "ends outside section 3"),
         ({"section": Section.TABLES}, "ends outside section 8"),
+        ({"token_rows": 1}, "cannot have 1 rows for each token"),
+        ({"section": Section.STATE, "token_rows": 1}, "cannot have 1 rows for each token"),
+        ({"section": Section.SCRATCH, "token_rows": -1}, "cannot have -1 rows"),
+        ({"section": Section.SCRATCH, "token_rows": 3}, "cannot have 3 rows"),
+        ({"section": Section.SCRATCH, "token_rows": 32}, "cannot have 32 rows"),
+        ({"section": Section.SCRATCH, "shape": (), "token_rows": 1}, "cannot have 1 rows"),
     ],
 )
 def test_bad_buffers(tiny: Any, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -62,6 +68,10 @@ def test_bad_buffers(tiny: Any, tmp_path: Path, changes: dict[str, Any], message
         (replace(EMBED, symbol=-1), "calls kernel -1 of 6"),
         (Step(StepKind.ACQUIRE_EXPERTS, 0, (0, 3, 2)), "acquire_experts of layer 0"),
         (Step(StepKind.ACQUIRE_EXPERTS, 0, (10, 3)), "acquire_experts of layer 0"),
+        (Step(StepKind.CALL_EACH, 6, (6, 0, 8)), "calls kernel 6 of 6"),
+        (Step(StepKind.TAKE_LAST_ROW, 0, (8,)), "the last row is taken"),
+        (Step(StepKind.TAKE_LAST_ROW, 0, (8, 9)), "the last row is taken"),
+        (Step(StepKind.TAKE_LAST_ROW, 0, (16, 4)), "the last row is taken"),
     ],
 )
 def test_bad_steps(tiny: Any, tmp_path: Path, step: Step, message: str) -> None:
@@ -94,7 +104,7 @@ def test_the_core_writes_only_into_sections_that_hold_its_input(tiny: Any, tmp_p
         buffers=kept,
         section_bytes=dict.fromkeys(tiny.program.section_bytes, 0),
         tables=b"",
-        sequences=tuple(Steps(8, role, ()) for role in ("body", "logits_last", "logits_all")),
+        sequences=tuple(Steps(8, role, ()) for role in ROLES),
     )
     for section, message in (
         (None, "token and position sections are too small"),

@@ -29,6 +29,7 @@ BUFFERS = st.builds(
     dtype=st.sampled_from(sorted(DTYPES)),
     shape=st.lists(st.integers(-1, 2**40), max_size=5).map(tuple),
     offset=st.integers(0, 2**50),
+    token_rows=st.integers(0, 2**31 - 1),
 )
 STEPS = st.builds(
     Step,

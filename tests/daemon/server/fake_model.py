@@ -81,6 +81,9 @@ class FakeLogits:
         self._values = values
         self.rows, self.vocab_size = len(values), len(values[0])
 
+    def row(self, index: int) -> FakeLogits:
+        return FakeLogits([self._values[index]])
+
     def add(self, token: int, bias: float, row: int = -1) -> None:
         self._values[row][token] += bias
 
@@ -116,7 +119,7 @@ class FakeModel:
     delay: float = 0.0
     poison: int | None = None
     max_context: int = 4096
-    chunk_sizes: tuple[int, ...] = (1, 4, 32)
+    max_chunk: int = 32
     gate: threading.Event = field(default_factory=threading.Event)
     steps: list[tuple[FakeSession, int]] = field(default_factory=list)
     open_sessions: int = 0
@@ -128,6 +131,20 @@ class FakeModel:
     def open_session(self, capacity: int) -> FakeSession:
         self.open_sessions += 1
         return FakeSession(self, capacity)
+
+    def step_batch(self, sessions: Sequence[FakeSession], tokens: Sequence[int]) -> FakeLogits:
+        assert len(set(map(id, sessions))) == len(sessions) <= self.max_chunk
+        rows: list[list[float]] = []
+        try:
+            for session, token in zip(sessions, tokens, strict=True):
+                view = session.step([token])
+                assert view is not None
+                rows += view._values
+        except EmberdError:
+            for session in sessions:
+                session._failed = True
+            raise
+        return FakeLogits(rows)
 
     def close(self) -> None:
         self.gate.set()
@@ -149,7 +166,7 @@ class FakeSession:
         model.steps.append((self, len(tokens)))
         if model.delay:
             time.sleep(model.delay)
-        assert not self._failed and len(tokens) in model.chunk_sizes
+        assert not self._failed and 1 <= len(tokens) <= model.max_chunk
         assert self.length + len(tokens) <= self._capacity
         if model.poison in tokens:
             self._failed = True
