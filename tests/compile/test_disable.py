@@ -73,7 +73,7 @@ def test_quantised_logits_differ_by_the_rounding_of_activations(
     assert comparison.mean_kl <= 1e-3
 
 
-def test_large_chunks_that_would_gather_too_much_are_left_out(
+def test_chunks_that_would_gather_too_much_are_cut_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     converted = ConvertedModel.load(_converted(FEW, tmp_path))
@@ -86,7 +86,7 @@ def test_large_chunks_that_would_gather_too_much_are_left_out(
     assert compiled.chunks == [1, 8]
     assert {tokens for _block, tokens in compiled.programs} == {1, 8}
     assert compiled.report[0] == "moa_fusion: disabled"
-    assert compiled.report[1].startswith("chunk sizes 32: left out")
+    assert compiled.report[1].startswith("at most 8 tokens in a step")
     assert (tmp_path / "ir" / "report.txt").read_text().splitlines() == compiled.report
     assert "moe x 1: fuse_expert_gather: 2 x gather of experts (experts_gate_up; experts_down)" in (
         compiled.report
