@@ -7,7 +7,10 @@ from tvm import relax
 
 
 def lower_remaining() -> tvm.transform.Pass:
-    """Standard operators that no pass took (reshapes, slices, additions) become fused kernels."""
+    """Standard operators that no pass took (reshapes, slices, additions) become fused kernels.
+
+    Products with a transposed matrix read it where it lies; other transpositions are copies.
+    """
     return tvm.transform.Sequential(
         [
             relax.transform.CanonicalizeBindings(),

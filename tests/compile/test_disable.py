@@ -13,6 +13,7 @@ from emberd.compile.cli import main
 from emberd.compile.convert import convert
 from emberd.compile.converted import ConvertedModel
 from emberd.compile.isa.isa import host_isas
+from emberd.compile.passes.lower_kernels import ACQUIRE_EXPERTS
 from emberd.compile.pipeline import OPTIONAL_PASSES, compile_blocks
 from emberd.compile.quantize.recipes import RECIPES
 from emberd.compile.run import core_logits
@@ -85,6 +86,10 @@ def test_chunks_that_would_gather_too_much_are_cut_short(
     )
     assert compiled.chunks == [1, 8]
     assert {tokens for _block, tokens in compiled.programs} == {1, 8}
+    symbols = [symbol for symbol, _arguments in compiled.programs["moe", 8].calls]
+    acquire = next(i for i, symbol in enumerate(symbols) if ACQUIRE_EXPERTS in symbol)
+    gathers = [i for i, symbol in enumerate(symbols) if symbol.startswith("gather_experts")]
+    assert len(gathers) == 2 and acquire < min(gathers)
     assert compiled.report[0] == "moa_fusion: disabled"
     assert compiled.report[1].startswith("at most 8 tokens in a step")
     assert (tmp_path / "ir" / "report.txt").read_text().splitlines() == compiled.report
