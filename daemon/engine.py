@@ -71,12 +71,11 @@ class Engine:
         slots: int,
         context: int,
         max_queue: int,
-        metrics: Metrics | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self.context = context
-        self.metrics = metrics or Metrics()
+        self.metrics = Metrics()
         self._max_queue = max_queue
         self._slots = [Slot(model.open_session(context)) for _ in range(slots)]
         self._idle = list(self._slots)

@@ -42,13 +42,15 @@ def to_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case ContextLengthExceeded():
-            return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+            return ApiError(400, str(error), code="context_length_exceeded")
         case QueueFull():
             return ApiError(429, str(error), code="queue_full")
         case EngineClosed():
             return ApiError(503, str(error), code="draining")
         case TemplateRefusal():
             return ApiError(400, str(error), param="messages", code="invalid_messages")
+        case RecursionError():
+            return ApiError(400, "the body is nested too deep", code="invalid_json")
         case web.HTTPRequestEntityTooLarge():
             return ApiError(413, "the request body is too large", code="body_too_large")
         case web.HTTPException():

@@ -40,8 +40,6 @@ async def read_object(request: web.Request) -> Fields:
         raise ApiError(
             400, "the body holds a lone surrogate, which is not a character", code="invalid_json"
         ) from None
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deep", code="invalid_json") from None
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(data, dict):

@@ -15,6 +15,7 @@ MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1000
 MAX_LOGPROBS = 20
+MAX_BIASES = 1024  # each costs time at every token
 MAX_TOKENS = 1 << 31
 
 
@@ -51,6 +52,8 @@ def sampling(fields: Fields, service: Service, logprobs: int | None) -> Sampling
 
 def _logit_bias(fields: Fields, vocabulary: int) -> dict[int, float]:
     bias = fields.object("logit_bias")
+    if len(bias.data) > MAX_BIASES:
+        raise invalid("logit_bias", f"expected at most {MAX_BIASES} tokens")
     found = {}
     for key in bias.data:
         if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocabulary):

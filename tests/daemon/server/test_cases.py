@@ -167,6 +167,10 @@ BAD_BODIES = {
     "not an object": b"[1]",
     "nested": b"[" * 100_000,
     "nested field": b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "nested variable": b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"x":'
+    + b"[" * 700
+    + b"]" * 700
+    + b"}}",
     "lone surrogate": b'{"messages":[{"role":"user","content":"\\ud800"}]}',
     "huge integer": b'{"messages":[{"role":"user","content":"x"}],"max_tokens":'
     + b"9" * 5000
@@ -207,6 +211,7 @@ BAD_FIELDS: list[dict[str, Any]] = [
     {"logit_bias": {"99999": 1}},
     {"logit_bias": [1]},
     {"logit_bias": {"1": 101}},
+    {"logit_bias": dict.fromkeys(map(str, range(2000)), 1)},
     {"logit_bias": {"-1": 1}},
     {"logit_bias": {"1": "much"}},
     {"top_logprobs": 3},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,18 @@ async def test_what_is_no_request_is_refused(start: Any, data: bytes) -> None:
     assert status in (b"400", b"404", b"505")
     writer.close()
     await daemon.chat()
+
+
+async def test_a_compressed_body_is_as_large_as_what_it_unpacks_to(start: Any) -> None:
+    daemon = await start("hello")
+    packer = zlib.compressobj()
+    data = b"".join(packer.compress(bytes(1 << 20)) for _ in range(200)) + packer.flush()
+    before = resident_bytes()
+    async with daemon.http.post(
+        f"{daemon.url}/v1/chat/completions", data=data, headers={"Content-Encoding": "deflate"}
+    ) as response:
+        assert response.status == 413
+    assert resident_bytes() - before < 64 << 20
 
 
 async def test_a_client_that_leaves_while_its_prompt_is_read(start: Any) -> None:
