@@ -109,8 +109,11 @@ def test_experts_are_read_from_the_bank(fused: bool) -> None:
 def test_states_are_updated_in_place_and_come_last() -> None:
     x, weight, state = random(*ROWS), random(HIDDEN, 4), random(3, HIDDEN)
     result = [tensor(x.shape), tensor(state.shape)]
-    after, _library = _lowered(_function("causal_convolution", [], [x, weight, state], result))
+    after, library = _lowered(_function("causal_convolution", [], [x, weight, state], result))
     assert calls(after) == ["relax.call_tir_inplace"]
+    ((symbol, single),) = library.of_one_token.items()
+    assert symbol.removesuffix("_tn") == single.removesuffix("_t1")
+    assert set(library.builders) == {symbol, single}
     expected, next_state = causal_convolution.reference(x, weight, state)
     y, updated = run(after, x, weight, state, target=ISA.target)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
