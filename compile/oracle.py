@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import onnx
 import onnxruntime
 from emberd.compile.converted import BlockInstance, ConvertedModel
 from emberd.compile.dimensions import Dimensions
@@ -13,6 +14,9 @@ from emberd.daemon.errors import EmberdError
 WeightProvider = Callable[[BlockInstance, str], np.ndarray]
 """Gives a weight f32 in its graph shape by instance and canonical name."""
 
+GraphProvider = Callable[[str], onnx.ModelProto]
+"""Gives the graph of a block kind."""
+
 _KEPT_BYTES = 2 << 30  # models whose float32 weights fit in this stay loaded
 _GATHER_BYTES = 128 << 20  # of expert matrices that one run of the MoE block may gather
 
@@ -20,16 +24,23 @@ _GATHER_BYTES = 128 << 20  # of expert matrices that one run of the MoE block ma
 class Oracle:
     """Runs the blocks of a converted model; sessions share its weights and graphs.
 
-    `weights` replaces the checkpoint's weights, for example by dequantised ones. Weights are loaded
-    once if all fit in 2 GB of float32, else block by block at every step.
+    `weights` replaces the checkpoint's weights, for example by dequantised ones, and `graphs` the
+    blocks themselves. Weights are loaded once if all fit in 2 GB of float32, else block by block
+    at every step.
     """
 
-    def __init__(self, model: ConvertedModel, weights: WeightProvider | None = None) -> None:
+    def __init__(
+        self,
+        model: ConvertedModel,
+        weights: WeightProvider | None = None,
+        graphs: GraphProvider | None = None,
+    ) -> None:
         self.model = model
         self._provider = weights or (lambda block, name: model.read_weight(block.weights[name]))
+        graphs = graphs or model.block_model
         self._blocks = {
             block: onnxruntime.InferenceSession(
-                str(model.block_file(block)), providers=["CPUExecutionProvider"]
+                graphs(block).SerializeToString(), providers=["CPUExecutionProvider"]
             )
             for block in {instance.block for instance in model.stack}
         }
@@ -69,15 +80,29 @@ class OracleSession:
                 self._states[position] = _initial_states(instance.block, dimensions)
         self._moe_rows = _moe_rows(dimensions)
 
+    def fork(self) -> OracleSession:
+        """Another session that goes on from here."""
+        fork = OracleSession(self._oracle)
+        fork.length, fork._states = self.length, dict(self._states)
+        return fork
+
     def step(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Append tokens and return the logits f32[T, V] after each of them.
 
-        Raises EmberdError when a token is outside the vocabulary or none is given.
+        Raises EmberdError when a token is outside the vocabulary, none is given, or the model's
+        context is too short for them.
         """
-        ids = np.asarray(tokens, np.int32)
-        vocab_size = self._oracle.model.dimensions.vocab_size
-        if ids.ndim != 1 or not ids.size or ids.min() < 0 or ids.max() >= vocab_size:
-            raise EmberdError(f"expected tokens in 0..{vocab_size - 1}, at least one")
+        ids = np.asarray(tokens)
+        dimensions = self._oracle.model.dimensions
+        last = dimensions.vocab_size - 1
+        if ids.ndim != 1 or not ids.size or ids.min() < 0 or ids.max() > last:
+            raise EmberdError(f"expected tokens in 0..{last}, at least one")
+        if self.length + ids.size > dimensions.max_context:
+            raise EmberdError(
+                f"{ids.size} more tokens do not fit: the session has {self.length} of "
+                f"{dimensions.max_context}"
+            )
+        ids = ids.astype(np.int32)
         positions = np.arange(self.length, self.length + ids.size, dtype=np.int32)
         hidden = ids
         for position, instance in enumerate(self._oracle.model.stack):

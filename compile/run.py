@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ def read_tokens(path: Path) -> list[int]:
     """A JSON list of token ids. Raises EmberdError when the file is anything else."""
     try:
         tokens = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EmberdError(f"{path}: not a JSON file of token ids: {error}") from error
     if not isinstance(tokens, list) or not tokens or any(type(t) is not int for t in tokens):
         raise EmberdError(f"{path}: expected a JSON list of at least one token id")
@@ -65,10 +66,21 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         logits = core_logits(arguments.model, tokens)
     if arguments.logits is not None:
-        try:
-            with arguments.logits.open("wb") as file:
-                np.save(file, logits)
-        except OSError as error:
-            raise EmberdError(f"cannot write {arguments.logits}: {error.strerror}") from error
+        _save(logits, arguments.logits)
     best = logits[-1].argmax()
     print(f"{len(tokens)} tokens; most likely next: {best} (logit {logits[-1, best]:.4f})")
+
+
+def _save(logits: np.ndarray, path: Path) -> None:
+    """Write a .npy file, complete or not at all."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        try:
+            with partial.open("wb") as file:
+                np.lib.format.write_array(file, logits)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise EmberdError(f"cannot write {path}: {error.strerror or error}") from error

@@ -7,7 +7,6 @@ last ones of prompts of 1 to 700.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,17 +14,19 @@ import numpy as np
 import pytest
 import reference
 from checkpoints import MODELS, TinyModel, write_checkpoint
+from chunks import cut, step
 from emberd.compile.build import build
 from emberd.compile.convert import convert
 from emberd.compile.oracle import Oracle
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import LogitsRole, Model, Session
+from emberd.daemon.core import LogitsRole, Model
 from needs import needs
+from routing import RouterWatch
 
 CHUNKS = (1, 64)
 PROMPT, GREEDY = 636, 64
 TOLERANCE = 1e-3  # of the logits' standard deviation
-TIE = 1e-6  # router scores, which are of the order of 1, closer than this
+TIE = 1e-6  # router scores closer than this
 
 
 @dataclass(frozen=True)
@@ -49,27 +50,9 @@ class Run:
         np.testing.assert_array_equal(expected[PROMPT - 1 : -1].argmax(-1), self.tokens[PROMPT:])
 
 
-class WatchedOracle(Oracle):
-    """Notes how far the scores of the last expert chosen and the first one left out ever were
-    apart."""
-
-    closest = np.inf
-
-    def run(self, block: str, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-        top_k = self.model.dimensions.moe.top_k
-        if block == "moe" and top_k < self.model.dimensions.moe.experts:
-            hidden = inputs["hidden"]
-            scale = 1 / np.sqrt((hidden**2).mean(-1, keepdims=True) + self.model.dimensions.eps)
-            normed = hidden * scale * (1 + inputs["post_norm"])
-            scores = -np.sort(-(normed @ inputs["router"].T))
-            self.closest = min(self.closest, (scores[:, top_k - 1] - scores[:, top_k]).min())
-        return super().run(block, inputs)
-
-
 @pytest.fixture(scope="module", params=MODELS, ids=lambda tiny: tiny.name)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Another prompt is drawn where a router meets a tie: which expert it takes is then up to
-    rounding, and no two implementations need to agree."""
+    """Another prompt is drawn where a router meets a tie."""
     tiny: TinyModel = request.param
     folder = tmp_path_factory.mktemp(tiny.name)
     checkpoint = write_checkpoint(folder / "checkpoint", tiny)
@@ -77,9 +60,10 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     build(converted.folder, folder / "artifact", "host", "f32", chunk_sizes=CHUNKS)
     for seed in itertools.count():
         tokens, logits = _greedy(folder / "artifact", tiny.vocab, np.random.default_rng(seed))
-        oracle = WatchedOracle(converted)
+        oracle = Oracle(converted)
+        watch = RouterWatch(oracle)
         expected = oracle.session().step(tokens)
-        if oracle.closest > TIE:
+        if watch.closest > TIE:
             return Run(checkpoint, folder / "artifact", tokens, logits, expected)
     raise AssertionError("unreachable")
 
@@ -102,8 +86,8 @@ def test_logits_are_the_same_bits_however_the_prompt_is_cut(run: Run, role: Logi
         Model(Artifact.open(run.artifact), 2) as model,
         model.open_session(len(run.tokens)) as session,
     ):
-        for chunk in _cut(run.tokens, generator):
-            rows = _step(session, chunk, role)
+        for chunk in cut(run.tokens, model, generator):
+            rows = step(session, chunk, role)
             np.testing.assert_array_equal(
                 rows, run.logits[session.length - len(rows) : session.length]
             )
@@ -116,8 +100,8 @@ def test_sessions_of_a_batch_get_the_same_bits_as_alone(run: Run) -> None:
         sessions = [model.open_session(len(run.tokens)) for _ in starts]
         for session, start in zip(sessions, starts, strict=True):
             session.prefill(run.tokens[:start].tolist())
-        for step in range(steps):
-            places = [start + step for start in starts]
+        for number in range(steps):
+            places = [start + number for start in starts]
             logits = model.step_batch(sessions, run.tokens[places].tolist())
             np.testing.assert_array_equal(np.array(logits.memory()), run.logits[places])
 
@@ -131,23 +115,8 @@ def _greedy(
         Model(Artifact.open(artifact), 2) as model,
         model.open_session(PROMPT + GREEDY) as session,
     ):
-        rows = [_step(session, chunk, LogitsRole.ALL) for chunk in _cut(tokens, generator)]
+        rows = [step(session, chunk) for chunk in cut(tokens, model, generator)]
         for _ in range(GREEDY):
             tokens = np.append(tokens, rows[-1][-1].argmax().astype(np.int32))
-            rows.append(_step(session, tokens[-1:], LogitsRole.ALL))
+            rows.append(step(session, tokens[-1:]))
     return tokens, np.concatenate(rows)
-
-
-def _cut(tokens: np.ndarray, generator: np.random.Generator) -> Iterator[np.ndarray]:
-    start = 0
-    while start < len(tokens):
-        size = int(generator.choice([1, 2, 7, 33, CHUNKS[-1]]))
-        yield tokens[start : start + size]
-        start += size
-
-
-def _step(session: Session, tokens: np.ndarray, role: LogitsRole) -> np.ndarray:
-    """A copy of the logits f32[T or 1, V]."""
-    logits = session.step(tokens.tolist(), role)
-    assert logits is not None
-    return np.array(logits.memory())
