@@ -198,7 +198,11 @@ class Engine:
             self._complete(job)
 
     def _decode(self, jobs: list[Job]) -> None:
-        """Generate a token of each job in one step. Should the step fail, all of them do."""
+        """Generate a token of each job in one step.
+
+        Should it fail, nobody can tell whose fault it was: each reads its tokens again, alone, and
+        the one at fault will fail there.
+        """
         jobs = [job for job in jobs if not self._drop_cancelled(job)]
         if not jobs:
             return
@@ -208,8 +212,12 @@ class Engine:
                 self._model, [job.slot for job in jobs], [job.token for job in jobs]
             )
         except Exception as error:
+            if len(jobs) == 1:
+                self._drop_failed(jobs[0], error)
+                return
+            log.warning("a step of %d requests failed, each goes on alone: %s", len(jobs), error)
             for job in jobs:
-                self._drop_failed(job, error)
+                job.read_again()
             return
         for row, job in enumerate(jobs):
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from emberd.daemon import prefix_cache
 from emberd.daemon.core import LogitsRole
@@ -47,6 +48,7 @@ class Job:
         if reused in self._boundaries and request.choices > 1:
             slot.save()
         stream.usage.cached_tokens = reused
+        self._reading: Sequence[int] = request.prompt  # what to read before the next token
         self._scores = request.score_prompt
         self._generation = Generation(request, 0, tokenizer)
         self._last_token = 0.0
@@ -54,18 +56,18 @@ class Job:
     @property
     def prefilling(self) -> bool:
         """Whether the next step reads the prompt."""
-        return len(self.slot.tokens) < len(self.stream.request.prompt)
+        return len(self.slot.tokens) < len(self._reading)
 
     def prefill(self, limit: int) -> bool:
         """Read a chunk of at most ``limit`` tokens; True when the request is complete."""
         slot, request = self.slot, self.stream.request
         start = len(slot.tokens)
         end = start + self._chunk(start, limit)
-        last = end == len(request.prompt)
+        last = end == len(self._reading)
         role = LogitsRole.LAST if last and request.max_tokens else LogitsRole.NONE
         if self._scores:
             role = LogitsRole.ALL
-        view = slot.step(request.prompt[start:end], role)
+        view = slot.step(self._reading[start:end], role)
         if self._scores:
             assert view is not None
             self._score(start, end, view)
@@ -73,8 +75,8 @@ class Job:
             slot.save()
         if not last:
             return False
-        if self._generation.choice == 0:
-            self._scores = False
+        self._scores = False
+        if self.stream.usage.completion_tokens == 0:
             self._metrics.prompt_tokens += self.stream.usage.prompt_tokens
             self._metrics.cached_tokens += self.stream.usage.cached_tokens
         if request.max_tokens == 0:
@@ -93,12 +95,17 @@ class Job:
         """Take the logits of that step; True when the request is complete."""
         return self._accept(view)
 
+    def read_again(self) -> None:
+        """After a step that failed: read all up to the last token generated, and go on from it."""
+        self._reading = [*self.slot.tokens, self.token]
+        self.slot.reset()
+
     def _chunk(self, start: int, limit: int) -> int:
         """Tokens from ``start`` to the next boundary or the end, at most ``limit``."""
         if self._scores:
             limit = min(limit, SCORED_CHUNK)
         ends = [end for end in self._boundaries if end is not None and end > start]
-        return min([*ends, len(self.stream.request.prompt), start + limit]) - start
+        return min([*ends, len(self._reading), start + limit]) - start
 
     def _score(self, start: int, end: int, view: LogitsView) -> None:
         """Report the tokens that follow the chunk's; the very first one follows none."""
@@ -123,6 +130,7 @@ class Job:
         request, choice = self.stream.request, self._generation.choice + 1
         if choice == request.choices:
             return True
+        self._reading = request.prompt
         self.slot.go_back(len(request.prompt) - 1)
         self._generation = Generation(request, choice, self._tokenizer)
         self._last_token = 0.0

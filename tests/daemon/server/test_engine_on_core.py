@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,11 +24,13 @@ async def engine(tiny_artifact: Any, tokenizer: Any) -> AsyncIterator[Engine]:
     engine.close()
 
 
-def _request(prompt: list[int], choices: int = 1, boundary: int | None = None) -> Request:
+def _request(
+    prompt: list[int], choices: int = 1, boundary: int | None = None, max_tokens: int = 12
+) -> Request:
     return Request(
         prompt=prompt,
         boundary=boundary,
-        max_tokens=12,
+        max_tokens=max_tokens,
         sampling=SamplingParameters(
             temperature=3.0, seed=5, logprobs=0, logit_bias=dict.fromkeys(range(GOOD, 16), -1e9)
         ),
@@ -89,3 +92,21 @@ async def test_a_failed_step_leaves_the_engine_working(
     with pytest.raises(GenerationFailed, match=reason):
         await _answer(engine, _request([1, 2, token]))
     assert (await _answer(engine, _request([1, 2, 3])))[0][0]
+
+
+async def test_a_failed_step_of_several_fails_only_the_one_at_fault(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = _request([1, 2, 3], choices=2, max_tokens=200)
+    expected, _ = await _answer(engine, long)
+    at_fault = _request([5] * 90)
+    at_fault = replace(at_fault, sampling=replace(at_fault.sampling, logit_bias={13: 1e9}))
+    answering = asyncio.create_task(_answer(engine, long))
+    with pytest.raises(GenerationFailed, match="expert 4"):
+        await _answer(engine, at_fault)
+    assert not answering.done()
+    assert (await answering)[0] == expected
+    assert "a step of 2 requests failed" in caplog.text
+    assert dict(engine.metrics.requests) == {
+        "completed": 2, "cancelled": 0, "failed": 1, "refused": 0
+    }  # fmt: skip
