@@ -29,9 +29,6 @@ from emberd.compile.quantize.recipes import Recipe
 from emberd.daemon.errors import EmberdError
 from tvm import tirx
 
-CACHE_DTYPES = {"f32": "float32", "q8": "float16", "q4": "float16"}  # KV cache, by recipe
-
-
 # Without these a model still compiles, to slower kernels; every other pass is needed.
 OPTIONAL_PASSES = ("fuse_gated_activation", "fuse_gated_sum", "fuse_rms_norm", "moa_fusion")
 _GATHERED_BYTES = 1 << 30  # of dequantised experts that a chunk may gather without moa_fusion
@@ -75,7 +72,7 @@ def compile_blocks(
         onnx_model = model.block_model(block)
         for tokens in kept:
             progress(f"{block} x {tokens}")
-            module = import_onnx(onnx_model, tokens, CACHE_DTYPES[recipe.name])
+            module = import_onnx(onnx_model, tokens, recipe.cache_dtype)
             folder = None if dump is None else dump / f"{block}-t{tokens}"
             _dump(folder, 1, "import_onnx", module)
             with tvm.target.Target(isa.target):

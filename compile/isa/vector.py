@@ -126,6 +126,11 @@ def absolute(value: Expr) -> Expr:
     return intrinsic(str(value.ty), "llvm.fabs", value)
 
 
+def rounded(value: Expr) -> Expr:
+    """`value` in the precision of its type: LLVM must not fuse its last operation with the next."""
+    return T.Bind(intrinsic(str(value.ty), "llvm.arithmetic.fence", value))
+
+
 def round_to_int(value: Expr) -> Expr:
     """float32 -> int32, to nearest even, for |value| < 2^22; the same on every ISA."""
     lanes = type_of(value)[1]

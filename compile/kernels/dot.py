@@ -10,30 +10,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from emberd.compile.isa.isa import Isa
 from emberd.compile.isa.math import Register
 from emberd.compile.isa.vector import (
     Buffer,
     Expr,
-    absolute,
     broadcast,
     constant,
     for_block,
-    intrinsic,
     load,
-    max_lanes,
     multiply_add,
     prefetch,
-    round_to_int,
     stack_buffer,
     store,
     sum_lanes,
     vector_type,
 )
-from emberd.compile.kernels.dimensions import Dimension, Scratch, parallel_unless_small
+from emberd.compile.kernels.activations import Activations
+from emberd.compile.kernels.dimensions import Dimension, parallel_unless_small
+from emberd.compile.quantize.activations import PLANE_RATIO
 from emberd.compile.quantize.formats import GROUP, SCALE_BYTES, TILE, GroupFormat
-from numpy.typing import NDArray
 from tvm.script import tirx as T  # noqa: N812
 from tvm.tirx import IntImm
 
@@ -44,74 +40,8 @@ RowMap = Callable[[Expr], Expr]
 """Number of a row in a block -> its row in a buffer."""
 
 _FLOAT_ROWS = 4  # weight rows in f32 that one pass over token rows serves
-_SMALLEST = 2.0**-100  # a group whose largest activation is below this counts as zero
 _CACHE_LINE = 64  # bytes
 _BLOCKS_AHEAD = 8  # of weights, asked for while the present one is multiplied
-_INVERSE_127 = float(np.float32(1 / 127))
-
-
-@dataclass(frozen=True)
-class Activations:
-    """Token rows quantised to int8 in groups of 32; three scratch buffers of a kernel."""
-
-    values: Buffer  # int8 [rows, columns]
-    scales: Buffer  # float32 [rows, columns / 32]
-    sums: Buffer  # int32 [rows, columns / 32]: sums of the values
-
-    @staticmethod
-    def arguments(prefix: str, rows: Dimension, columns: int) -> Activations:
-        """Declares the scratch arguments, in the order of `scratch`."""
-        groups = columns // GROUP
-        return Activations(
-            T.arg(f"{prefix}_values", T.buffer((rows, columns), "int8")),
-            T.arg(f"{prefix}_scales", T.buffer((rows, groups), "float32")),
-            T.arg(f"{prefix}_sums", T.buffer((rows, groups), "int32")),
-        )
-
-    @staticmethod
-    def scratch(rows: int, columns: int) -> Scratch:
-        groups = columns // GROUP
-        return [("int8", (rows, columns)), ("float32", (rows, groups)), ("int32", (rows, groups))]
-
-    def store_group(self, vectors: list[Expr], row: Expr, group: Expr) -> None:
-        """Quantises 32 floats (in vectors of equal lanes) as group `group` of row `row`."""
-        lanes = GROUP // len(vectors)
-        # Floats without a sign are ordered as their bits are.
-        integers = vector_type("int32", lanes)
-        magnitudes = [T.Bind(T.reinterpret(integers, absolute(vector))) for vector in vectors]
-        largest = magnitudes[0]
-        for magnitude in magnitudes[1:]:
-            largest = T.Bind(intrinsic(integers, "llvm.smax", largest, magnitude))
-        largest = T.Bind(T.reinterpret("float32", max_lanes(largest)))
-        inverse = T.Bind(
-            T.Select(largest > T.float32(_SMALLEST), T.float32(127.0) / largest, T.float32(0.0))
-        )
-        total = broadcast(T.int32(0), lanes)
-        for i, vector in enumerate(vectors):
-            rounded = round_to_int(vector * broadcast(inverse, lanes))
-            total = T.Bind(total + rounded)
-            quantised = T.Cast(vector_type("int8", lanes), rounded)
-            store(self.values, quantised, [row, group * GROUP + i * lanes])
-        store(self.scales, largest * T.float32(_INVERSE_127), [row, group])
-        store(self.sums, sum_lanes(total), [row, group])
-
-    def store_row(self, isa: Isa, x: Buffer, source: Expr, row: Expr) -> None:
-        """Quantises row `source` of x as row `row`."""
-        with T.serial(0, int(x.shape[1]) // GROUP) as group:
-            vectors = [
-                load(x, [source, group * GROUP + i], isa.lanes) for i in range(0, GROUP, isa.lanes)
-            ]
-            self.store_group(vectors, row, group)
-
-
-def quantise_reference(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """x f32[T, K] as the q4 and q8 kernels see it: int8 per group of 32, times its scale."""
-    groups = x.astype(np.float32).reshape(len(x), -1, GROUP)
-    largest = np.abs(groups).max(axis=-1, keepdims=True)
-    inverse = np.where(largest > _SMALLEST, 127 / np.maximum(largest, _SMALLEST), 0)
-    values: NDArray[np.float32] = np.rint(groups * inverse.astype(np.float32))
-    values *= largest * np.float32(_INVERSE_127)
-    return values.reshape(x.shape)
 
 
 @dataclass(frozen=True)
@@ -185,15 +115,16 @@ class Weights:
             chunks = _nibbles(chunks, lanes)
         with T.serial(0, count) as row:
             token = T.Bind(source(row))
-            quads = [
-                T.reinterpret(
-                    "int32", load(activations.values, [token, at.group * GROUP + 4 * j], 4)
+            high, *low = (
+                isa.dot_group(
+                    self.format.zero_point,
+                    chunks,
+                    plane.quads(token, at.group),
+                    plane.sums[token, at.group],
                 )
-                for j in range(GROUP // 4)
-            ]
-            product = isa.dot_group(
-                self.format.zero_point, chunks, quads, activations.sums[token, at.group]
+                for plane in activations.planes
             )
+            product = high * broadcast(T.int32(PLANE_RATIO), lanes) + low[0] if low else high
             scale = scales * broadcast(activations.scales[token, at.group], lanes)
             position = [row * TILE + at.lane]
             total = multiply_add(

@@ -13,8 +13,10 @@ from typing import Protocol
 from emberd.compile.isa.isa import Isa
 from emberd.compile.isa.math import silu
 from emberd.compile.isa.vector import Buffer, Expr, for_block, load, store, vector_type
+from emberd.compile.kernels.activations import Activations
 from emberd.compile.kernels.dimensions import Dimension, Scratch
-from emberd.compile.kernels.dot import Activations, RowMap, Weights, dot_float_rows
+from emberd.compile.kernels.dot import RowMap, Weights, dot_float_rows
+from emberd.compile.quantize.activations import Precision
 from emberd.compile.quantize.formats import GROUP, TILE, Format, GroupFormat
 from tvm.script import tirx as T  # noqa: N812
 
@@ -61,7 +63,7 @@ class Experts(Protocol):
 
 @dataclass(frozen=True)
 class GroupedExperts:
-    """q8 and q4: inputs and hidden units are quantised to int8 in groups of 32."""
+    """q8 and q4: inputs and hidden units are quantised in groups of 32."""
 
     isa: Isa
     format: GroupFormat
@@ -74,7 +76,13 @@ class GroupedExperts:
 
     @staticmethod
     def create(
-        isa: Isa, weight_format: GroupFormat, x: Buffer, bank: Buffer, rows: Dimension, width: int
+        isa: Isa,
+        weight_format: GroupFormat,
+        precision: Precision,
+        x: Buffer,
+        bank: Buffer,
+        rows: Dimension,
+        width: int,
     ) -> GroupedExperts:
         """Declares the scratch arguments; `rows` hidden rows of `width` units."""
         tokens, hidden = x.shape[0], int(x.shape[1])
@@ -85,13 +93,14 @@ class GroupedExperts:
             intermediate=width,
             bank=bank,
             x=x,
-            inputs=Activations.arguments("x", tokens, hidden),
-            units=Activations.arguments("units", rows, width),
+            inputs=Activations.arguments("x", tokens, hidden, precision),
+            units=Activations.arguments("units", rows, width, precision),
         )
 
     @staticmethod
-    def scratch(tokens: int, rows: int, hidden: int, width: int) -> Scratch:
-        return Activations.scratch(tokens, hidden) + Activations.scratch(rows, width)
+    def scratch(precision: Precision, tokens: int, rows: int, hidden: int, width: int) -> Scratch:
+        inputs = Activations.scratch(tokens, hidden, precision)
+        return inputs + Activations.scratch(rows, width, precision)
 
     @property
     def hidden_tasks(self) -> int:
@@ -218,18 +227,24 @@ class FloatExperts:
 
 
 def declare_experts(
-    isa: Isa, weight_format: Format, x: Buffer, bank: Buffer, rows: Dimension, width: int
+    isa: Isa,
+    weight_format: Format,
+    precision: Precision,
+    x: Buffer,
+    bank: Buffer,
+    rows: Dimension,
+    width: int,
 ) -> Experts:
     """The experts of a format, with their scratch arguments declared in the current PrimFunc."""
     if isinstance(weight_format, GroupFormat):
-        return GroupedExperts.create(isa, weight_format, x, bank, rows, width)
+        return GroupedExperts.create(isa, weight_format, precision, x, bank, rows, width)
     return FloatExperts.create(isa, x, bank, rows, width)
 
 
 def experts_scratch(
-    weight_format: Format, tokens: int, rows: int, hidden: int, width: int
+    weight_format: Format, precision: Precision, tokens: int, rows: int, hidden: int, width: int
 ) -> Scratch:
     """What `declare_experts` declares."""
     if isinstance(weight_format, GroupFormat):
-        return GroupedExperts.scratch(tokens, rows, hidden, width)
+        return GroupedExperts.scratch(precision, tokens, rows, hidden, width)
     return FloatExperts.scratch(rows, width)

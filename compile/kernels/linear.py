@@ -17,14 +17,10 @@ from emberd.compile.isa.vector import (
     store,
     type_of,
 )
+from emberd.compile.kernels.activations import Activations, types_suffix
 from emberd.compile.kernels.dimensions import Scratch, dimension, token_suffix
-from emberd.compile.kernels.dot import (
-    ROWS,
-    Activations,
-    Weights,
-    dot_float,
-    over_weights,
-)
+from emberd.compile.kernels.dot import ROWS, Weights, dot_float, over_weights
+from emberd.compile.quantize.activations import Precision
 from emberd.compile.quantize.formats import FORMATS, TILE, GroupFormat
 from numpy.typing import NDArray
 from tvm.script import tirx as T  # noqa: N812
@@ -35,25 +31,33 @@ Floats = NDArray[np.float32]
 def reference(x: Floats, weight: Floats, residual: Floats | None = None) -> Floats:
     """x [T, K], weight [N, K] (unpacked), residual [T, N] -> y [T, N].
 
-    For q8 and q4 the kernel computes `reference(quantise_reference(x), ...)`.
+    The kernel computes `reference(quantise_reference(x, activations), ...)`.
     """
     y = x.astype(np.float64) @ weight.astype(np.float64).T
     return (y if residual is None else y + residual).astype(np.float32)
 
 
 def linear(
-    isa: Isa, *, format: str, n: int, k: int, residual: bool, tokens: int | None
+    isa: Isa,
+    *,
+    format: str,
+    activations: Precision,
+    n: int,
+    k: int,
+    residual: bool,
+    tokens: int | None,
 ) -> PrimFunc:
     """x f32[T,k], weight (f32[n,k] or u8[packed]), (residual f32[T,n]) -> y f32[T,n]; scratch.
 
-    In q8 and q4, x is quantised to int8 in groups of 32 (rounded to nearest even, scale = largest /
-    127); the integer dot products of the groups are exact and added up in float32, in order of k.
+    In q8 and q4, x is quantised to `activations` in groups of 32; the integer dot products of the
+    groups are exact and added up in float32, in order of k. In f32, `activations` is float32.
     EmberdError when the format cannot take the dimensions.
     """
     weight_format = FORMATS[format]
     weight_format.check(n, k)
     suffix = "_residual" if residual else ""
-    with kernel(f"linear{suffix}_{format}_n{n}_k{k}_{token_suffix(tokens)}") as builder:
+    types = types_suffix(format, activations)
+    with kernel(f"linear{suffix}_{types}_n{n}_k{k}_{token_suffix(tokens)}") as builder:
         rows = dimension("tokens", tokens)
         x = T.arg("x", T.buffer((rows, k), "float32"))
         if isinstance(weight_format, GroupFormat):
@@ -64,19 +68,21 @@ def linear(
         added = T.arg("residual", T.buffer((rows, n), "float32")) if residual else None
         y = T.arg("y", T.buffer((rows, n), "float32"))
         if isinstance(weight_format, GroupFormat):
-            activations = Activations.arguments("x", rows, k)
+            quantised = Activations.arguments("x", rows, k, activations)
             with T.sblock("root"):
-                _quantise(isa, x, activations, tokens)
-                _grouped(isa, Weights(weight_format, k, weight), activations, added, y)
+                _quantise(isa, x, quantised, tokens)
+                _grouped(isa, Weights(weight_format, k, weight), quantised, added, y)
         else:
             with T.sblock("root"):
                 dot_float(isa, weight, x, lambda value, at: _put(y, added, value, at))
     return builder.get()
 
 
-def linear_scratch(tokens: int, *, format: str, n: int, k: int) -> Scratch:
+def linear_scratch(tokens: int, *, format: str, activations: Precision, n: int, k: int) -> Scratch:
     """The quantised x."""
-    return Activations.scratch(tokens, k) if isinstance(FORMATS[format], GroupFormat) else []
+    if not isinstance(FORMATS[format], GroupFormat):
+        return []
+    return Activations.scratch(tokens, k, activations)
 
 
 def _quantise(isa: Isa, x: Buffer, activations: Activations, tokens: int | None) -> None:

@@ -26,6 +26,7 @@ from emberd.compile.isa.vector import (
     store,
     type_of,
 )
+from emberd.compile.kernels.activations import types_suffix
 from emberd.compile.kernels.dimensions import (
     Dimension,
     Scratch,
@@ -35,6 +36,7 @@ from emberd.compile.kernels.dimensions import (
 )
 from emberd.compile.kernels.dot import ROWS
 from emberd.compile.kernels.experts import Experts, declare_experts, experts_scratch
+from emberd.compile.quantize.activations import Precision
 from emberd.compile.quantize.formats import FORMATS, expert_bytes
 from numpy.typing import NDArray
 from tvm.script import tirx as T  # noqa: N812
@@ -53,7 +55,7 @@ def reference(
 ) -> Floats:
     """x [T, H], ids and weights [T, K], gate_up [E, 2I, H] (gate first), down [E, H, I] -> [T, H].
 
-    `quantise` is applied to every matrix input: `dot.quantise_reference` for q8 and q4.
+    `quantise` is applied to every matrix input: `quantise_reference` of the activations.
     """
     y = np.zeros(x.shape, np.float64)
     inputs = quantise(x).astype(np.float64)
@@ -69,6 +71,7 @@ def moe(
     isa: Isa,
     *,
     format: str,
+    activations: Precision,
     hidden: int,
     intermediate: int,
     experts: int,
@@ -79,11 +82,13 @@ def moe(
 
     x f32[T,H], ids i32[T,K], weights f32[T,K], expert_table i32[E], bank u8[S, expert_bytes]
     -> y f32[T,H]; scratch. Ids are trusted to be in 0..E-1, table entries in 0..S-1. The experts of
-    a token are added in order of k. EmberdError when the format cannot take the dimensions.
+    a token are added in order of k. In q8 and q4, x and the hidden units are quantised to
+    `activations`; in f32 that is float32. EmberdError when the format cannot take the dimensions.
     """
     weight_format = FORMATS[format]
     size = expert_bytes(weight_format, hidden, intermediate)
-    name = f"moe_{format}_h{hidden}_i{intermediate}_e{experts}_k{top_k}_{token_suffix(tokens)}"
+    types = types_suffix(format, activations)
+    name = f"moe_{types}_h{hidden}_i{intermediate}_e{experts}_k{top_k}_{token_suffix(tokens)}"
     with kernel(name) as builder:
         rows = dimension("tokens", tokens)
         x = T.arg("x", T.buffer((rows, hidden), "float32"))
@@ -92,7 +97,9 @@ def moe(
         table = T.arg("expert_table", T.buffer((experts,), "int32"))
         bank = T.arg("bank", T.buffer((dimension("slots"), T.int64(size)), "uint8"))
         y = T.arg("y", T.buffer((rows, hidden), "float32"))
-        layer = declare_experts(isa, weight_format, x, bank, rows * top_k, intermediate)
+        layer = declare_experts(
+            isa, weight_format, activations, x, bank, rows * top_k, intermediate
+        )
         if tokens == 1:
             with T.sblock("root"):
                 _one_token(layer, ids, weights, table, y)
@@ -105,11 +112,18 @@ def moe(
 
 
 def moe_scratch(
-    tokens: int, *, format: str, hidden: int, intermediate: int, experts: int, top_k: int
+    tokens: int,
+    *,
+    format: str,
+    activations: Precision,
+    hidden: int,
+    intermediate: int,
+    experts: int,
+    top_k: int,
 ) -> Scratch:
     """Scratch of the kernel for one token, or of that for many when tokens > 1."""
     pairs = tokens * top_k
-    scratch = experts_scratch(FORMATS[format], tokens, pairs, hidden, intermediate)
+    scratch = experts_scratch(FORMATS[format], activations, tokens, pairs, hidden, intermediate)
     if tokens > 1:
         scratch += [*_Order.scratch(pairs, experts), ("float32", (pairs, hidden))]
     return scratch

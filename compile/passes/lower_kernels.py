@@ -194,8 +194,8 @@ def _rows(parsed: OperatorCall) -> tuple[int, int]:
 
 def _lower_linear(parsed: OperatorCall) -> _Kernel:
     rows, tokens = _tokens(parsed)
-    name, n, k = parsed.scalars
-    static: dict[str, Any] = {"format": name, "n": n, "k": k}
+    name, n, k, activations = parsed.scalars
+    static: dict[str, Any] = {"format": name, "activations": activations, "n": n, "k": k}
     residual = len(parsed.tensors) == 3
     return _Kernel(
         lambda isa: linear(isa, **static, residual=residual, tokens=tokens),
@@ -222,9 +222,10 @@ def _lower_router(parsed: OperatorCall) -> _Kernel:
 
 def _lower_moe(parsed: OperatorCall) -> _Kernel:
     rows, tokens = _tokens(parsed)
-    name, hidden, intermediate, experts = parsed.scalars
+    name, hidden, intermediate, experts, activations = parsed.scalars
     static: dict[str, Any] = {
         "format": name,
+        "activations": activations,
         "hidden": hidden,
         "intermediate": intermediate,
         "experts": experts,

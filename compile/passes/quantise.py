@@ -21,8 +21,9 @@ def quantise(recipe: Recipe, block: str) -> tvm.transform.Pass:
 
     The weight of a `linear` or `embedding` becomes uint8[packed_bytes] unless it stays f32, and the
     operator learns the format. The expert weights of a `moe` or of `gather_experts` become the bank
-    uint8[S, expert_bytes] and the table i32[E] from expert id to blob. Every format must be able to
-    take its weights, which `build` checks before any pass runs.
+    uint8[S, expert_bytes] and the table i32[E] from expert id to blob. `linear` and `moe` learn the
+    precision of their activations. Every format must be able to take its weights, which `build`
+    checks before any pass runs.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="quantise")  # type: ignore[untyped-decorator]
@@ -89,6 +90,8 @@ class _Quantiser(relax.PyExprMutator):  # type: ignore[misc]
             size = FORMATS[name].packed_bytes(rows, columns)
             tensors[position] = self._parameter(weight.name, operators.tensor([size], "uint8"))
         scalars: list[operators.Scalar] = [name, rows, columns]
+        if parsed.name == "linear":
+            scalars.append(self._recipe.activations_of(self._block, weight.name))
         return operators.call(parsed.name, tensors, scalars, parsed.result)
 
     def _moe(self, parsed: operators.OperatorCall) -> relax.Call:
@@ -96,7 +99,8 @@ class _Quantiser(relax.PyExprMutator):  # type: ignore[misc]
         experts, doubled, hidden = operators.static_shape(gate_up)
         bank = self._bank(down.name, experts, hidden, doubled // 2)
         tensors = [x, ids, weights, *bank.tensors]
-        return operators.call("moe", tensors, bank.scalars, parsed.result)
+        scalars = [*bank.scalars, self._recipe.activations_of(self._block, down.name)]
+        return operators.call("moe", tensors, scalars, parsed.result)
 
     def _gather_experts(self, parsed: operators.OperatorCall) -> relax.Call:
         ids, weights = parsed.tensors

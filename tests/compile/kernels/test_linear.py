@@ -7,24 +7,34 @@ from typing import Any
 import numpy as np
 import pytest
 from emberd.compile.isa.isa import Isa
-from emberd.compile.kernels.dot import quantise_reference
 from emberd.compile.kernels.linear import linear, linear_scratch, reference
+from emberd.compile.quantize.activations import (
+    Precision,
+    quantise_activations,
+    quantise_reference,
+)
 from emberd.compile.quantize.formats import FORMATS
 from emberd.daemon.errors import EmberdError
 
-CASES = [  # format, n, k, residual
-    ("f32", 24, 48, False),
-    ("f32", 1, 100, False),
-    ("f32", 3, 7, True),
-    ("f32", 33, 130, True),
-    ("q8", 37, 96, True),
-    ("q8", 80, 160, False),
-    ("q4", 7, 32, False),
-    ("q4", 37, 96, False),
-    ("q4", 80, 160, True),
+Case = tuple[str, Precision, int, int, bool]
+CASES: list[Case] = [  # format, activations, n, k, residual
+    ("f32", "float32", 24, 48, False),
+    ("f32", "float32", 1, 100, False),
+    ("f32", "float32", 3, 7, True),
+    ("f32", "float32", 33, 130, True),
+    ("q8", "int8", 37, 96, True),
+    ("q8", "int8", 80, 160, False),
+    ("q8", "int16", 80, 160, True),
+    ("q4", "int8", 7, 32, False),
+    ("q4", "int8", 37, 96, False),
+    ("q4", "int8", 80, 160, True),
+    ("q4", "int16", 7, 32, True),
+    ("q4", "int16", 37, 96, False),
 ]
+INT16 = [case for case in CASES if case[1] == "int16"]
+LOUD: list[Case] = [("q4", "int8", 37, 96, False), ("q4", "int16", 37, 96, False)]
 TOKENS = 21  # two blocks of 8 and a rest
-IDS = [f"{case[0]}-{case[1]}x{case[2]}{'-residual' * case[3]}" for case in CASES]
+IDS = [f"{case[0]}-{case[1]}-{case[2]}x{case[3]}{'-residual' * case[4]}" for case in CASES]
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +42,16 @@ def library(isa: Isa, harness: Any) -> Any:
     return harness.library(
         isa,
         [
-            linear(isa, format=name, n=n, k=k, residual=residual, tokens=tokens)
-            for name, n, k, residual in CASES
+            linear(
+                isa,
+                format=name,
+                activations=activations,
+                n=n,
+                k=k,
+                residual=residual,
+                tokens=tokens,
+            )
+            for name, activations, n, k, residual in CASES
             for tokens in (1, None)
         ],
     )
@@ -42,8 +60,8 @@ def library(isa: Isa, harness: Any) -> Any:
 class Problem:
     """Random inputs of one case, and the kernel's result on their first rows."""
 
-    def __init__(self, case: tuple[str, int, int, bool], harness: Any, library: Any) -> None:
-        self.format, self.n, self.k, has_residual = case
+    def __init__(self, case: Case, harness: Any, library: Any) -> None:
+        self.format, self.activations, self.n, self.k, has_residual = case
         random = np.random.default_rng(self.n)
         weight = random.standard_normal((self.n, self.k)).astype(np.float32)
         self.x = random.standard_normal((TOKENS, self.k)).astype(np.float32)
@@ -60,14 +78,17 @@ class Problem:
         x = self._harness.aligned(self.x[rows])
         y: np.ndarray = self._harness.empty(np.float32, (len(x), self.n))
         residual = [] if self.residual is None else [self._harness.aligned(self.residual[rows])]
-        scratch = linear_scratch(len(x), format=self.format, n=self.n, k=self.k)
-        name = f"linear{'_residual' * len(residual)}_{self.format}_n{self.n}_k{self.k}_{suffix}"
-        self._library(name, x, self.packed, *residual, y, *self._harness.scratch(scratch))
+        scratch = linear_scratch(
+            len(x), format=self.format, activations=self.activations, n=self.n, k=self.k
+        )
+        self.scratch = self._harness.scratch(scratch)
+        types = self.format + ("a16" if self.activations == "int16" else "")
+        name = f"linear{'_residual' * len(residual)}_{types}_n{self.n}_k{self.k}_{suffix}"
+        self._library(name, x, self.packed, *residual, y, *self.scratch)
         return y
 
-    def reference(self, quantised: bool) -> np.ndarray:
-        x = quantise_reference(self.x) if quantised else self.x
-        return reference(x, self.weight, self.residual)
+    def reference(self, activations: Precision) -> np.ndarray:
+        return reference(quantise_reference(self.x, activations), self.weight, self.residual)
 
 
 @pytest.fixture(params=CASES, ids=IDS)
@@ -77,14 +98,28 @@ def problem(request: pytest.FixtureRequest, harness: Any, library: Any) -> Probl
 
 def test_agrees_with_reference(problem: Problem) -> None:
     y = problem.run(slice(None), "tn")
-    expected = problem.reference(quantised=problem.format != "f32")
+    expected = problem.reference(problem.activations)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
-def test_quantised_activations_cost_less_than_a_percent(problem: Problem) -> None:
-    exact = problem.reference(quantised=False)
+def test_quantised_activations_cost_little(problem: Problem) -> None:
+    exact = problem.reference("float32")
     error = np.linalg.norm(problem.run(slice(None), "tn") - exact) / np.linalg.norm(exact)
-    assert error < 0.01
+    assert error < {"int8": 0.01, "int16": 4e-5, "float32": 1e-6}[problem.activations]
+
+
+@pytest.mark.parametrize("case", INT16, ids=lambda case: f"{case[0]}-{case[2]}x{case[3]}")
+def test_int16_planes_are_those_of_the_reference_bit_for_bit(
+    case: Case, harness: Any, library: Any
+) -> None:
+    problem = Problem(case, harness, library)
+    problem.run(slice(None), "tn")
+    scales, *planes = problem.scratch
+    integers, expected_scales = quantise_activations(problem.x, "int16")
+    np.testing.assert_array_equal(scales, expected_scales)
+    for plane, values, sums in zip(integers, planes[::2], planes[1::2], strict=True):
+        np.testing.assert_array_equal(values, plane)
+        np.testing.assert_array_equal(sums, plane.reshape(*scales.shape, 32).sum(-1))
 
 
 def test_rows_do_not_depend_on_the_number_of_tokens(problem: Problem) -> None:
@@ -95,17 +130,18 @@ def test_rows_do_not_depend_on_the_number_of_tokens(problem: Problem) -> None:
     np.testing.assert_array_equal(problem.run(slice(5, 18), "tn"), many[5:18])
 
 
-def test_silent_and_loud_activations(harness: Any, library: Any) -> None:
+@pytest.mark.parametrize("case", LOUD, ids=lambda case: case[1])
+def test_silent_and_loud_activations(case: Case, harness: Any, library: Any) -> None:
     """Groups of zeros and of denormals count as zero; large ones do not overflow."""
-    problem = Problem(("q4", 37, 96, False), harness, library)
+    problem = Problem(case, harness, library)
     problem.x[:, :32] = 0
     problem.x[:, 32:64] = 1e-40
     problem.x[:, 64:] *= 1e30
     y = problem.run(slice(None), "tn")
-    expected = reference(quantise_reference(problem.x), problem.weight)
+    expected = problem.reference(problem.activations)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
 def test_dimensions_that_the_format_cannot_take(isa: Isa) -> None:
     with pytest.raises(EmberdError, match="multiple of 32"):
-        linear(isa, format="q4", n=16, k=40, residual=False, tokens=1)
+        linear(isa, format="q4", activations="int8", n=16, k=40, residual=False, tokens=1)

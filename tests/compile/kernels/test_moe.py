@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from emberd.compile.isa.isa import Isa
-from emberd.compile.kernels.dot import quantise_reference
 from emberd.compile.kernels.moe import moe, moe_scratch, reference
+from emberd.compile.quantize.activations import PLANE_RATIO, Precision, quantise_reference
 from emberd.compile.quantize.formats import FORMATS, pack_expert, unpack_expert
 from emberd.daemon.errors import EmberdError
 
-CASES = [  # format, hidden, intermediate, experts, top_k
-    ("f32", 19, 7, 5, 2),
-    ("f32", 64, 32, 2, 1),
-    ("q8", 96, 32, 3, 3),
-    ("q4", 320, 96, 40, 10),
+Case = tuple[str, Precision, int, int, int, int]
+CASES: list[Case] = [  # format, activations, hidden, intermediate, experts, top_k
+    ("f32", "float32", 19, 7, 5, 2),
+    ("f32", "float32", 64, 32, 2, 1),
+    ("q8", "int8", 96, 32, 3, 3),
+    ("q4", "int8", 320, 96, 40, 10),
+    ("q4", "int16", 64, 96, 4, 2),
 ]
 TOKENS = 57
 SPARE = 3  # slots of the bank that no id refers to
@@ -30,13 +33,14 @@ def library(isa: Isa, harness: Any) -> Any:
             moe(
                 isa,
                 format=name,
+                activations=activations,
                 hidden=hidden,
                 intermediate=intermediate,
                 experts=experts,
                 top_k=top_k,
                 tokens=tokens,
             )
-            for name, hidden, intermediate, experts, top_k in CASES
+            for name, activations, hidden, intermediate, experts, top_k in CASES
             for tokens in (1, None)
         ],
     )
@@ -45,8 +49,9 @@ def library(isa: Isa, harness: Any) -> Any:
 class Problem:
     """Random tokens and experts of one case; the experts lie in the bank in a random order."""
 
-    def __init__(self, case: tuple[str, int, int, int, int], harness: Any, library: Any) -> None:
-        self.format, self.hidden, self.intermediate, self.experts, self.top_k = case
+    def __init__(self, case: Case, harness: Any, library: Any) -> None:
+        self.format, self.activations, self.hidden, self.intermediate, *counts = case
+        self.experts, self.top_k = counts
         weight_format = FORMATS[self.format]
         random = np.random.default_rng(self.hidden)
         self.table = random.permutation(self.experts + SPARE)[: self.experts].astype(np.int32)
@@ -78,13 +83,15 @@ class Problem:
         scratch = moe_scratch(
             len(y),
             format=self.format,
+            activations=self.activations,
             hidden=self.hidden,
             intermediate=self.intermediate,
             experts=self.experts,
             top_k=self.top_k,
         )
+        types = self.format + ("a16" if self.activations == "int16" else "")
         self._library(
-            f"moe_{self.format}_h{self.hidden}_i{self.intermediate}"
+            f"moe_{types}_h{self.hidden}_i{self.intermediate}"
             f"_e{self.experts}_k{self.top_k}_{suffix}",
             aligned(self.x[rows]),
             aligned(self.ids[rows]),
@@ -96,14 +103,14 @@ class Problem:
         )
         return y
 
-    def reference(self, quantised: bool) -> np.ndarray:
+    def reference(self, activations: Precision) -> np.ndarray:
         return reference(
             self.x,
             self.ids,
             self.weights,
             self.gate_up,
             self.down,
-            quantise_reference if quantised else lambda values: values,
+            partial(quantise_reference, activations=activations),
         )
 
 
@@ -118,18 +125,18 @@ def _row_errors(y: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def test_agrees_with_reference(problem: Problem) -> None:
-    quantised = problem.format != "f32"
-    errors = _row_errors(problem.run(slice(None), "tn"), problem.reference(quantised))
-    # A hidden unit on the edge between two int8 values may fall to the other side: a step of one
-    # unit, in few of the rows.
+    errors = _row_errors(problem.run(slice(None), "tn"), problem.reference(problem.activations))
+    # A hidden unit on the edge between two integers may fall to the other side: a step of one unit,
+    # in few of the rows.
+    step = {"int8": 5e-3, "int16": 5e-3 / PLANE_RATIO, "float32": 0}[problem.activations]
     assert np.quantile(errors, 0.8) < 1e-5
-    assert errors.max() < (5e-3 if quantised else 1e-5)
+    assert errors.max() < step + 1e-6
 
 
 def test_quantised_activations_cost_little(problem: Problem) -> None:
     """Two matrices in a row: twice the percent of one."""
-    exact = problem.reference(quantised=False)
-    assert np.median(_row_errors(problem.run(slice(None), "tn"), exact)) < 0.02
+    errors = _row_errors(problem.run(slice(None), "tn"), problem.reference("float32"))
+    assert np.median(errors) < {"int8": 0.02, "int16": 8e-5, "float32": 1e-6}[problem.activations]
 
 
 def test_rows_do_not_depend_on_the_number_of_tokens(problem: Problem) -> None:
@@ -144,9 +151,18 @@ def test_all_tokens_choose_the_same_expert(problem: Problem) -> None:
     problem.ids[:] = problem.experts - 1
     many = problem.run(slice(None), "tn")
     np.testing.assert_array_equal(problem.run(slice(3, 4), "t1"), many[3:4])
-    assert _row_errors(many, problem.reference(problem.format != "f32")).max() < 5e-3
+    assert _row_errors(many, problem.reference(problem.activations)).max() < 5e-3
 
 
 def test_dimensions_that_the_format_cannot_take(isa: Isa) -> None:
     with pytest.raises(EmberdError, match="multiple of 32"):
-        moe(isa, format="q4", hidden=64, intermediate=40, experts=4, top_k=2, tokens=1)
+        moe(
+            isa,
+            format="q4",
+            activations="int8",
+            hidden=64,
+            intermediate=40,
+            experts=4,
+            top_k=2,
+            tokens=1,
+        )

@@ -48,16 +48,17 @@ def _linear(weight: str) -> tvm.IRModule:
     return function({"x": (TOKENS, HIDDEN), weight: (OUTPUTS, HIDDEN)}, body)
 
 
-@pytest.mark.parametrize("name", ["f32", "q8", "q4"])
-def test_the_weight_of_a_linear_takes_the_format_of_the_recipe(name: str) -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_weight_of_a_linear_takes_the_format_of_the_recipe(recipe: str) -> None:
     x, weight = random(TOKENS, HIDDEN), random(OUTPUTS, HIDDEN)
+    name = RECIPES[recipe].matrices
     before = _linear("q_proj")
-    after = quantise(RECIPES[name], "gated_attention")(before)
+    after = quantise(RECIPES[recipe], "gated_attention")(before)
     packed = FORMATS[name].pack(weight)
     argument = weight if name == "f32" else packed
     assert list(_types(after)) == ["x", "q_proj"]
     assert _types(after)["q_proj"] == (str(argument.dtype), [*argument.shape])
-    assert _parse(after)[0].scalars[:3] == [name, OUTPUTS, HIDDEN]
+    assert _parse(after)[0].scalars == [name, OUTPUTS, HIDDEN, RECIPES[recipe].activations]
     assert report(after) == [f"quantise: {name} x 1"]
     expected = run(before, x, FORMATS[name].unpack(packed, OUTPUTS, HIDDEN))
     np.testing.assert_array_equal(run(after, x, argument), expected)
@@ -66,6 +67,7 @@ def test_the_weight_of_a_linear_takes_the_format_of_the_recipe(name: str) -> Non
 def test_weights_that_the_recipe_keeps_stay_float() -> None:
     after = quantise(RECIPES["q4"], "gated_delta")(_linear("in_proj_a"))
     assert _types(after)["in_proj_a"][0] == "float32"
+    assert _parse(after)[0].scalars[-1] == "float32"
     assert report(after) == ["quantise: f32 x 1"]
 
 
@@ -108,11 +110,11 @@ def _experts(fused: bool) -> tvm.IRModule:
     return function(parameters, body)
 
 
-@pytest.mark.parametrize("name", ["f32", "q8", "q4"])
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("fused", [True, False])
-def test_experts_are_read_from_a_bank_through_a_table(name: str, fused: bool) -> None:
+def test_experts_are_read_from_a_bank_through_a_table(recipe: str, fused: bool) -> None:
     x, weights, gate_up = random(TOKENS, HIDDEN), *ROUTED
-    packing = FORMATS[name]
+    packing = FORMATS[RECIPES[recipe].matrices]
     blobs = [pack_expert(packing, *pair) for pair in zip(gate_up, DOWN, strict=True)]
     unpacked = [unpack_expert(packing, blob, HIDDEN, INTERMEDIATE) for blob in blobs]
     table = np.array([4, 1, 2], np.int32)
@@ -120,10 +122,12 @@ def test_experts_are_read_from_a_bank_through_a_table(name: str, fused: bool) ->
     bank[table] = blobs
 
     before = _experts(fused)
-    after = quantise(RECIPES[name], "moe")(before)
+    after = quantise(RECIPES[recipe], "moe")(before)
     assert list(_types(after)) == ["x", "ids", "weights", "expert_table", "expert_bank"]
     assert _types(after)["expert_table"] == ("int32", [EXPERTS])
     assert _types(after)["expert_bank"] == ("uint8", ["slots", len(blobs[0])])
+    if fused:
+        assert _parse(after)[0].scalars[-1] == RECIPES[recipe].activations
     halves: list[Array] = [np.stack(matrices) for matrices in zip(*unpacked, strict=True)]
     expected = run(before, x, IDS, weights, *halves)
     got = run(after, x, IDS, weights, table, bank)

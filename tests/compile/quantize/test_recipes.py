@@ -1,4 +1,4 @@
-"""A recipe names an existing format for every weight."""
+"""A recipe names an existing format for every weight, and the precision of its inputs."""
 
 import pytest
 from emberd.compile.quantize.formats import FORMATS
@@ -26,7 +26,9 @@ EXPECTED = {
     "f32": {"matrix": "f32", "vocabulary": "f32", "float": "f32"},
     "q8": {"matrix": "q8", "vocabulary": "q8", "float": "f32"},
     "q4": {"matrix": "q4", "vocabulary": "q8", "float": "f32"},
+    "q4a16": {"matrix": "q4", "vocabulary": "q8", "float": "f32"},
 }
+ACTIVATIONS = {"f32": "float32", "q8": "int16", "q4": "int8", "q4a16": "int16"}
 
 
 @pytest.mark.parametrize(("block", "weight", "kind"), WEIGHTS)
@@ -35,3 +37,10 @@ def test_format_of_each_weight(recipe: str, block: str, weight: str, kind: str) 
     name = RECIPES[recipe].format_of(block, weight)
     assert name == EXPECTED[recipe][kind]
     assert name in FORMATS
+
+
+@pytest.mark.parametrize(("block", "weight", "kind"), WEIGHTS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_activations_of_each_weight(recipe: str, block: str, weight: str, kind: str) -> None:
+    expected = "float32" if kind == "float" else ACTIVATIONS[recipe]
+    assert RECIPES[recipe].activations_of(block, weight) == expected
