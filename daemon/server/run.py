@@ -68,6 +68,8 @@ def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
 async def serve(service: Service) -> None:
     """Listen until SIGTERM or SIGINT, then finish what runs; a second signal exits at once."""
     config = service.config
+    # It would log a traceback for every malformed request; what our handlers raise, we log.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     app = make_app(service)
     runner = web.AppRunner(
         app,

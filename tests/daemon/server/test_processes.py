@@ -22,7 +22,9 @@ Launch = Callable[..., AbstractAsyncContextManager[tuple[Process, str]]]
 @asynccontextmanager
 async def _running(*command: str) -> AsyncIterator[tuple[Process, str]]:
     """A process that says on its first line where it listens."""
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=PIPE, stderr=PIPE
+    )
     assert process.stdout is not None
     try:
         yield process, (await process.stdout.readline()).decode().split()[-1]
@@ -110,3 +112,17 @@ async def test_a_killed_daemon_starts_again_on_its_port(launch: Launch) -> None:
             assert again == url
             events = await _events(await _ask(http, url, 1, 5))
             assert events[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("launch", ["core"], indirect=True)
+async def test_the_log_tells_of_drains_and_not_of_malformed_requests(launch: Launch) -> None:
+    async with launch(1) as (process, url):
+        host, port = url.removeprefix("http://").split(":")
+        for data in (b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"x" * 99_999):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(data)
+            assert b" 400 " in await reader.readline()
+            writer.close()
+        process.terminate()
+        _, errors = await process.communicate()
+        assert errors == b"emberd: shutting down: waiting for running requests\n"
