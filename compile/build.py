@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from emberd.compile.convert import convert
@@ -15,6 +16,7 @@ from emberd.compile.package import write_artifact
 from emberd.compile.pipeline import OPTIONAL_PASSES, check_optional, compile_blocks
 from emberd.compile.quantize.formats import FORMATS
 from emberd.compile.quantize.recipes import RECIPES, Recipe
+from emberd.daemon.artifact import check_replaceable
 from emberd.daemon.errors import EmberdError
 from emberd.targets.registry import HOST, UnknownTargetError, find_target
 from tqdm import tqdm
@@ -44,7 +46,8 @@ def build(
     except UnknownTargetError as error:
         raise EmberdError(str(error)) from None
     isas = host_isas()[:1] if target == HOST else [ISAS[name] for name in found.isas]
-    with tempfile.TemporaryDirectory() as temporary:
+    check_replaceable(destination)
+    with _reported(), tempfile.TemporaryDirectory() as temporary:
         folder = source
         if not (source / MODEL_FILE).is_file():
             folder = Path(temporary) / "converted"
@@ -76,6 +79,15 @@ def build(
                 progress,
             )
     return compiled.report
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Turns an OSError, of a temporary or a dumped file, into an EmberdError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise EmberdError(f"{error.filename or 'temporary files'}: {error.strerror}") from error
 
 
 def _check_formats(model: ConvertedModel, recipe: Recipe) -> None:

@@ -60,4 +60,5 @@ def _link(names: list[str], folder: Path) -> None:
     except FileNotFoundError:
         raise EmberdError("no C compiler: install gcc or clang, emberc links with it") from None
     except subprocess.CalledProcessError as error:
-        raise EmberdError(f"linking the kernels failed: {error.stderr.strip()}") from error
+        reason = "; ".join(error.stderr.split("\n")).strip("; ")
+        raise EmberdError(f"linking the kernels failed: {reason}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from emberd.compile.program import ProgramBuilder, weight_key
 from emberd.compile.quantize.formats import FORMATS, expert_bytes, pack_expert
 from emberd.compile.quantize.recipes import Recipe
 from emberd.daemon.artifact import EXPERTS, WEIGHTS, ArtifactWriter, HashingFile, ModelDescription
+from emberd.daemon.errors import EmberdError
 
 PAGE = 4096
 ALIGNMENT = 64
@@ -161,7 +163,9 @@ def _write_weights(
         for rows in _row_blocks(reference.shape):
             values = model.read_weight(reference, rows=rows)
             matrix = values if values.ndim == 2 else values.reshape(len(values), -1)
-            file.write(FORMATS[item.format].pack(matrix).data)
+            with _naming(reference.name):
+                packed = FORMATS[item.format].pack(matrix)
+            file.write(packed.data)
         file.write(bytes(_aligned(file.size) - file.size))
     for key in sorted(constants):
         assert file.size == constant_offsets[key]
@@ -176,9 +180,19 @@ def _experts(
     gate_up, down = instance.weights["experts_gate_up"], instance.weights["experts_down"]
     packing = FORMATS[recipe.format_of("moe", "experts_down")]
     for expert in range(model.dimensions.moe.experts):
-        yield pack_expert(
-            packing, model.read_expert(gate_up, expert), model.read_expert(down, expert)
-        )
+        matrices = model.read_expert(gate_up, expert), model.read_expert(down, expert)
+        with _naming(f"{gate_up.name} or {down.name}, expert {expert}"):
+            packed = pack_expert(packing, *matrices)
+        yield packed
+
+
+@contextmanager
+def _naming(weight: str) -> Iterator[None]:
+    """Says in an EmberdError which weight it is about."""
+    try:
+        yield
+    except EmberdError as error:
+        raise EmberdError(f"{weight}: {error}") from error
 
 
 def _row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:

@@ -13,6 +13,7 @@ Small files are read whole, checked against the manifest, and it is those very b
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import io
 import os
@@ -54,12 +55,14 @@ __all__ = [
     "HashingFile",
     "KernelVariant",
     "ModelDescription",
+    "check_replaceable",
 ]
 
 _MANIFEST_LIMIT = 16 << 20
 _BLOCK = 4 << 20
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 _AT_FDCWD = -100
+_PARTIAL = ".partial"
 
 
 class Artifact:
@@ -189,7 +192,8 @@ class ArtifactWriter:
             writer.write_file("tokenizer.json", data)
 
     The files go to a hidden folder beside `path`, which takes its name when the block ends without
-    an exception, and is removed otherwise. An existing artifact (or empty folder) is replaced;
+    an exception, and is removed otherwise; if the process is killed, by the next one that writes
+    there. An existing artifact (or empty folder) is replaced;
     anything else at `path` is refused. Equal input gives equal bytes. Raises EmberdError.
     """
 
@@ -202,16 +206,19 @@ class ArtifactWriter:
         self._kernels: list[KernelVariant] = []
         self._files: dict[str, FileEntry] = {}
         self._folder: Path | None = None
+        self._lock = -1  # held while there is a process that writes the folder
 
     def __enter__(self) -> ArtifactWriter:
-        _check_replaceable(self._path)
+        check_replaceable(self._path)
         with _writing(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(
-                tempfile.mkdtemp(
-                    prefix=f".{self._path.name}.", suffix=".partial", dir=self._path.parent
+            prefix = f".{self._path.name}."
+            with _locked(self._path.parent):
+                _remove_abandoned(self._path.parent, prefix)
+                self._folder = Path(
+                    tempfile.mkdtemp(prefix=prefix, suffix=_PARTIAL, dir=self._path.parent)
                 )
-            )
+                self._lock = _lock(self._folder)
             self._folder.chmod(0o755)
         return self
 
@@ -227,6 +234,7 @@ class ArtifactWriter:
                 with _writing(self._path):
                     self._finish(self._folder)
         finally:
+            os.close(self._lock)
             shutil.rmtree(self._folder, ignore_errors=True)
 
     @contextmanager
@@ -239,12 +247,15 @@ class ArtifactWriter:
         path = self._folder / name
         with _writing(path):
             raw = path.open("xb")
-        with raw:
+        try:
             file = HashingFile(raw, path)
             yield file
             with _writing(path):
                 raw.flush()
                 os.fsync(raw.fileno())
+        finally:
+            with suppress(OSError):  # of what could not be written, which has been said
+                raw.close()
         self._files[name] = FileEntry(file.size, file.hexdigest())
 
     def write_file(self, name: str, data: bytes) -> None:
@@ -273,7 +284,7 @@ class ArtifactWriter:
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(folder)
-        _check_replaceable(self._path)
+        check_replaceable(self._path)
         _put_in_place(folder, self._path)
         _sync_folder(self._path.parent)
 
@@ -312,8 +323,8 @@ def _hash(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
-def _check_replaceable(path: Path) -> None:
-    """Refuses to overwrite what is neither an artifact nor an empty folder."""
+def check_replaceable(path: Path) -> None:
+    """Refuses to overwrite what is neither an artifact nor an empty folder. Raises EmberdError."""
     if not os.path.lexists(path):
         return
     if path.is_dir() and not path.is_symlink():
@@ -323,6 +334,35 @@ def _check_replaceable(path: Path) -> None:
             Manifest.from_bytes((path / MANIFEST).read_bytes())
             return
     raise EmberdError(f"{path} exists and is not an artifact: choose another name or remove it")
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Removes what killed processes left half-written: folders that nobody has locked."""
+    for folder in parent.iterdir():
+        if folder.name.startswith(prefix) and folder.suffix == _PARTIAL and folder.is_dir():
+            with suppress(OSError):
+                os.close(_lock(folder, fcntl.LOCK_NB))
+                shutil.rmtree(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = _lock(folder)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: Path, flags: int = 0) -> int:
+    """A descriptor of `folder` that keeps it locked while it is open."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _put_in_place(folder: Path, path: Path) -> None:

@@ -67,6 +67,8 @@ class FloatFormat:
 
     def pack(self, weights: Floats) -> Bytes:
         self.check(*weights.shape)
+        if not np.isfinite(weights).all():
+            raise EmberdError(f"{self.name}: the matrix has weights that are not finite")
         return np.ascontiguousarray(weights, np.float32).view(np.uint8).reshape(-1)
 
     def unpack(self, packed: Bytes, rows: int, columns: int) -> Floats:

@@ -154,6 +154,27 @@ def test_an_exception_leaves_the_old_artifact(path: Path) -> None:
     assert everything(path.parent) == before
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    for name in (".model.killed.partial", ".another.killed.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights.bin").write_text("half of it")
+    write(tmp_path / "model")
+    assert {file.name for file in tmp_path.iterdir()} == {"model", ".another.killed.partial"}
+
+
+def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RuntimeError),
+        ArtifactWriter(tmp_path / "model", DESCRIPTION, target="x") as writer,
+    ):
+        writer.write_program(PROGRAM)
+        before = everything(tmp_path)
+        write(tmp_path / "model")
+        assert before.items() <= everything(tmp_path).items()
+        raise RuntimeError
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
+
+
 def test_an_incomplete_artifact_is_a_mistake_of_the_caller(tmp_path: Path) -> None:
     with (
         pytest.raises(ValueError, match=r"no weights\.bin, experts\.bin"),
