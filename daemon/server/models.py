@@ -31,6 +31,6 @@ async def model(request: web.Request) -> web.Response:
     service, name = request.app[SERVICE], request.match_info["name"]
     if name != service.name:
         raise ApiError(
-            404, f"the model {name!r} does not exist", param="model", code="model_not_found"
+            404, f"the model {name!r:.80} does not exist", param="model", code="model_not_found"
         )
     return web.json_response(_model(service))

@@ -27,7 +27,7 @@ def check_service(service: Service, fields: Fields) -> None:
     if name is not None and name != service.name:
         raise ApiError(
             404,
-            f"the model {name!r} does not exist; this daemon serves {service.name!r}",
+            f"the model {name!r:.80} does not exist; this daemon serves {service.name!r}",
             param="model",
             code="model_not_found",
         )
