@@ -40,13 +40,14 @@ def decode_traffic(program: Program, vocab_size: int, context: int) -> Traffic:
 def _uses(program: Program, vocab_size: int, context: int) -> Iterator[tuple[str, Section, float]]:
     """Every buffer that a kernel of a decode step moves: (symbol, section, bytes)."""
     for sequence in program.sequences:
-        if sequence.tokens != 1 or sequence.role == "logits_all":
+        if sequence.tokens != 1 or sequence.role not in ("body", "logits_last"):
             continue
         chosen = 0
         for step in sequence.steps:
             buffers = [program.buffers[argument] for argument in step.arguments]
             if step.kind is StepKind.ACQUIRE_EXPERTS:
                 chosen = math.prod(buffers[0].shape)
+            if step.kind is not StepKind.CALL:
                 continue
             looks_up = any(buffer.section is Section.TOKENS for buffer in buffers)
             share = {

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import LogitsRole, Model
+from emberd.daemon.core import Model
 
 from bench.tokens import random_tokens
 
@@ -35,11 +35,11 @@ class EmberdSide:
         return time.perf_counter() - start
 
     def decode(self, count: int) -> float:
-        tokens = random_tokens(count, self._model.vocab_size)
+        streams = len(self._sessions)
+        tokens = random_tokens(count * streams, self._model.vocab_size)
         start = time.perf_counter()
-        for token in tokens:
-            for session in self._sessions:
-                session.step([token], LogitsRole.LAST)
+        for first in range(0, len(tokens), streams):
+            self._model.step_batch(self._sessions, tokens[first : first + streams])
         return time.perf_counter() - start
 
     def fill(self, count: int) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from emberd.compile.traffic import decode_traffic
 from emberd.daemon.artifact import Artifact
@@ -12,9 +13,10 @@ from emberd.daemon.program import Program
 
 from bench.measure import Bench, Samples, note, timed
 from bench.table import Row, row
-from bench.worker import Reply, Worker
+from bench.worker import Reply, Worker, WorkerError
 
 DECODED = 32  # tokens of one sample
+_TRIES = 3  # for a group of figures
 _MEBIBYTE = 1 << 20
 _STREAM_CONTEXT = 1024
 
@@ -35,16 +37,26 @@ QUICK = Plan(contexts=(0,), prompts=(128, 512), streams=(), starts=False)
 
 
 def measure(bench: Bench, plan: Plan, artifact: Artifact) -> Iterator[Row]:
-    """The rows, as they are measured."""
+    """The rows, group by group. Raises WorkerError when a side fails again and again."""
     for threads in plan.threads:
-        yield from _one_stream(bench, plan, threads, artifact)
+        yield from _again(_one_stream, bench, threads, plan, artifact)
         for streams in plan.streams:
-            yield _streams(bench, threads, streams)
+            yield from _again(_streams, bench, threads, streams)
         if plan.starts:
-            yield from _starts(bench, threads)
+            yield from _again(_starts, bench, threads)
 
 
-def _one_stream(bench: Bench, plan: Plan, threads: int, artifact: Artifact) -> Iterator[Row]:
+def _again(group: Callable[..., Iterator[Row]], *arguments: Any) -> list[Row]:
+    """A group's rows; from the start, in fresh processes, when a side failed or got stuck."""
+    for _ in range(_TRIES - 1):
+        try:
+            return list(group(*arguments))
+        except WorkerError as error:
+            note(f"  {error}: once more")
+    return list(group(*arguments))
+
+
+def _one_stream(bench: Bench, threads: int, plan: Plan, artifact: Artifact) -> Iterator[Row]:
     """Prefill from nothing, then decode at growing contexts."""
     with bench.workers(threads, _capacity(plan)) as workers:
         for prompt in plan.prompts:
@@ -79,12 +91,12 @@ def _share(name: str, threads: int, samples: Samples, artifact: Artifact, contex
     return row(f"{name}: of memory read", threads, "%", "higher", shares)
 
 
-def _streams(bench: Bench, threads: int, streams: int) -> Row:
+def _streams(bench: Bench, threads: int, streams: int) -> Iterator[Row]:
     with bench.workers(threads, _STREAM_CONTEXT, streams) as workers:
         samples = bench.rates(workers, threads, "decode", DECODED, streams=streams, prepare=_begin)
     plural = "s" if streams > 1 else ""
     name = f"decode, {streams} stream{plural}"
-    return _told(row(name, threads, "tok/s", "higher", samples.values))
+    yield _told(row(name, threads, "tok/s", "higher", samples.values))
 
 
 def _starts(bench: Bench, threads: int) -> Iterator[Row]:
@@ -100,7 +112,7 @@ def _starts(bench: Bench, threads: int) -> Iterator[Row]:
 
 def _capacity(plan: Plan) -> int:
     """Tokens that a session must hold: the longest context and some samples, with retries."""
-    return max(*plan.contexts, *plan.prompts) + 2048
+    return max([*plan.contexts, *plan.prompts], default=0) + 2048
 
 
 def _clear(worker: Worker) -> None:

@@ -57,11 +57,12 @@ class PeerSide:
         return time.perf_counter() - start
 
     def decode(self, count: int) -> float:
-        tokens = random_tokens(count, self._vocab_size)
-        streams = range(len(self._lengths))
+        streams = len(self._lengths)
+        tokens = random_tokens(count * streams, self._vocab_size)
         start = time.perf_counter()
-        for token in tokens:
-            self._run([(stream, token, True) for stream in streams])
+        for first in range(0, len(tokens), streams):
+            step = tokens[first : first + streams]
+            self._run([(stream, token, True) for stream, token in enumerate(step)])
         return time.perf_counter() - start
 
     def fill(self, count: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from emberd.daemon.artifact import Artifact
 
 from bench.figures import FULL, QUICK, Plan, measure
 from bench.measure import Samples
-from bench.worker import Reply
+from bench.worker import Reply, WorkerError
 
 TINY = TinyModel("figures", layers="DA", hidden=64, vocab=64)
 
@@ -24,7 +24,7 @@ class Recorder:
     """A worker that only keeps what it is told."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, Any]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def call(self, method: str, limit_seconds: float, **arguments: Any) -> Reply:
         self.calls.append((method, *arguments.values()))
@@ -37,6 +37,7 @@ class FakeBench:
     def __init__(self) -> None:
         self.worker = Recorder()
         self.opened: list[tuple[int, int, int]] = []
+        self.failures = 0
 
     @contextmanager
     def workers(self, threads: int, context: int, streams: int = 1) -> Iterator[list[Recorder]]:
@@ -53,6 +54,9 @@ class FakeBench:
         streams: int = 1,
         prepare: Callable[[Recorder], object] = lambda worker: None,
     ) -> Samples:
+        if self.failures:
+            self.failures -= 1
+            raise WorkerError("peer took too long")
         prepare(self.worker)
         self.worker.calls.append((method, count, streams))
         return Samples({"emberd": [20.0], "peer": [10.0]}, [1e6, 2e6, 9e6])
@@ -110,6 +114,16 @@ def test_share_of_memory_read(artifact: Artifact) -> None:
     assert (short.ratio, long.ratio) == (2.0, 2.0)
     per_token = artifact.program.section_bytes["kv_per_token"]
     assert long.emberd - short.emberd == pytest.approx(100 * 20 * 100 * per_token / 2e6)
+
+
+@pytest.mark.parametrize(("failures", "fails"), [(0, False), (2, False), (3, True)])
+def test_a_group_is_tried_again(artifact: Artifact, failures: int, fails: bool) -> None:
+    bench: Any = FakeBench()
+    bench.failures = failures
+    plan = Plan(threads=(1,), contexts=(), prompts=(32,), streams=(), starts=False)
+    with pytest.raises(WorkerError) if fails else nullcontext():
+        assert [row.figure for row in measure(bench, plan, artifact)] == ["prefill 32"]
+    assert len(bench.opened) == min(failures + 1, 3)
 
 
 def test_plans() -> None:

@@ -35,6 +35,7 @@ BODY = (
     Step(StepKind.ACQUIRE_EXPERTS, 0, (IDS, EXPERT_TABLE, BANK)),
     call("experts", X, IDS, EXPERT_TABLE, BANK, X),
 )
+TAKE_LAST = Step(StepKind.TAKE_LAST_ROW, 0, (X, X))
 PROGRAM = Program(
     symbols=SYMBOLS,
     chunk_sizes=(1, 8),
@@ -43,7 +44,8 @@ PROGRAM = Program(
     tables=b"",
     sequences=(
         Sequence(1, "body", BODY),
-        Sequence(1, "logits_last", (call("head", X, HEAD, LOGITS),)),
+        Sequence(1, "logits_last", (TAKE_LAST, call("head", X, HEAD, LOGITS))),
+        Sequence(1, "batch", BODY),
         Sequence(1, "logits_all", (call("head", X, HEAD, LOGITS),)),
         Sequence(8, "body", (call("prefill_only", X, HEAD, X),)),
     ),
