@@ -100,11 +100,8 @@ class Engine:
             tokens=sum(len(slot.tokens) for slot in self._slots),
         )
 
-    def submit(self, request: Request, admitted: bool = False) -> Stream:
-        """Queue a request; one that is ``admitted`` goes on with another, and always has a place.
-
-        Raises ContextLengthExceeded, QueueFull or EngineClosed.
-        """
+    def check(self, request: Request) -> None:
+        """Raises ContextLengthExceeded for a request that no slot can hold."""
         prompt, asked = len(request.prompt), request.max_tokens
         if prompt + asked > self.context:
             self.metrics.requests["refused"] += 1
@@ -112,6 +109,13 @@ class Engine:
                 f"the prompt has {prompt} tokens and {asked} are to be generated: "
                 f"{prompt + asked} together, but the context is {self.context} tokens"
             )
+
+    def submit(self, request: Request, admitted: bool = False) -> Stream:
+        """Queue a request; one that is ``admitted`` goes on with another, and always has a place.
+
+        Raises ContextLengthExceeded, QueueFull or EngineClosed.
+        """
+        self.check(request)
         stream = Stream(request, self.cancel)
         with self._changed:
             if self._closing:

@@ -96,6 +96,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     with_usage = parameters.include_usage(fields, streaming)
     echo = fields.boolean("echo")
     requests = await _requests(service, fields, echo)
+    for generation in requests:
+        service.engine.check(generation)
     head = {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",

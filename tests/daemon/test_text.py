@@ -8,6 +8,7 @@ import json
 import random
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from emberd.daemon.errors import EmberdError
@@ -15,6 +16,7 @@ from emberd.daemon.text import Tokenizer
 from needs import needs
 from tokenizers.pre_tokenizers import ByteLevel
 
+DEMO = Path(__file__).parents[2] / "firmware_assets" / "demo" / "model"
 QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -128,3 +130,23 @@ def test_qwen_vocabulary_tokenises_as_in_transformers(qwen_folder: Path) -> None
 def test_other_files_are_not_tokenizers(text: str) -> None:
     with pytest.raises(EmberdError, match=r"tokenizer\.json"):
         Tokenizer(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"decoder": {"type": "WordPiece"}}, "BPE with decoder WordPiece"),
+        ({"decoder": None}, "BPE with decoder None"),
+        ({"added_tokens": [{"id": 1, "content": "x", "special": True}]}, "'x': single characters"),
+        (
+            {"added_tokens": [{"id": 1, "content": "<x>", "special": True, "lstrip": True}]},
+            "'<x>'.*lstrip",
+        ),
+        ({"pre_tokenizer": {"type": "Nothing"}}, r"tokenizer\.json: "),
+    ],
+)
+def test_tokenizers_of_another_kind_are_refused(change: dict[str, Any], reason: str) -> None:
+    data = json.loads((DEMO / "tokenizer.json").read_text(encoding="utf-8"))
+    Tokenizer(json.dumps(data))
+    with pytest.raises(EmberdError, match=reason):
+        Tokenizer(json.dumps(data | change))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
+
+import pytest
 
 
 def _user(text: str) -> dict[str, str]:
@@ -94,3 +97,41 @@ async def test_draining_refuses_new_requests(start: Any) -> None:
     daemon.service.draining = True
     status, error = await daemon.refusal({"messages": [_user("x")]})
     assert (status, error["code"]) == (503, "draining")
+
+
+async def test_an_unforeseen_error_fails_its_request_alone(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = await start(None, slots=1)
+    conversation = [_user("a"), {"role": "assistant", "content": "b"}, _user("c")]
+    expected = await daemon.chat(conversation)
+    session = type(daemon.service.engine._slots[0]._session)
+    for method in ("restore", "snapshot", "step"):
+        with monkeypatch.context() as broken:
+            broken.delattr(session, method)
+            status, error = await daemon.refusal({"messages": conversation, "temperature": 0})
+            assert status == 500 and method in error["message"]
+        assert (await daemon.chat(conversation))["choices"] == expected["choices"]
+    assert daemon.service.engine.metrics.requests["failed"] == 3
+
+
+async def test_logits_that_are_no_numbers_are_an_error(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = await start(None)
+    session = type(daemon.service.engine._slots[0]._session)
+    size = daemon.service.engine.vocab_size
+    monkeypatch.setattr(session, "_values", lambda self, history: [math.nan] * size)
+    for fields in ({"temperature": 0}, {"temperature": 1}, {"logprobs": True}):
+        status, error = await daemon.refusal({"messages": [_user("x")], **fields})
+        assert status == 500 and "no finite logits" in error["message"]
+
+
+async def test_a_batch_whose_later_prompt_is_too_long_says_so(start: Any) -> None:
+    daemon = await start(None, context=64)
+    body = {"prompt": ["x", "x" * 100], "max_tokens": 5}
+    status, error = await daemon.refusal(body, "/v1/completions")
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    async with daemon.post("/v1/completions", body | {"stream": True}) as response:
+        assert response.status == 400
+    assert daemon.model.steps == []
