@@ -98,7 +98,8 @@ async def serve(service: Service) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     host, port = runner.addresses[0][:2]
-    print(f"emberd: {service.name} on http://{host}:{port}", flush=True)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"emberd: {service.name} on http://{shown}:{port}", flush=True)
     await stop.wait()
     service.draining = True
     await site.stop()

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 
 FAKE = str(Path(__file__).with_name("serve_fake.py"))
+IPV6 = Path("/proc/net/if_inet6")
 Launch = Callable[..., AbstractAsyncContextManager[tuple[Process, str]]]
 
 
@@ -38,12 +39,15 @@ async def _running(*command: str) -> AsyncIterator[tuple[Process, str]]:
 def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Launch:
     """Starts daemons with so many seconds to drain."""
     if request.param == "fake":
-        return lambda drain, port=0: _running(FAKE, "0.002", str(drain))
+        return lambda drain: _running(FAKE, "0.002", str(drain))
     artifact = request.getfixturevalue("demo_artifact")
 
-    def start(drain: float, port: int = 0) -> AbstractAsyncContextManager[tuple[Process, str]]:
+    def start(
+        drain: float, port: int = 0, host: str = "127.0.0.1"
+    ) -> AbstractAsyncContextManager[tuple[Process, str]]:
         config = tmp_path / "emberd.yaml"
-        config.write_text(f"drain_seconds: {drain}\nport: {port}\nthreads: 1\n")
+        settings = {"drain_seconds": drain, "port": port, "host": host, "threads": 1}
+        config.write_text(json.dumps(settings))  # JSON is YAML
         command = ("-m", "emberd.daemon.cli", "serve", str(artifact), "--config", str(config))
         return _running(*command)
 
@@ -126,3 +130,12 @@ async def test_the_log_tells_of_drains_and_not_of_malformed_requests(launch: Lau
         process.terminate()
         _, errors = await process.communicate()
         assert errors == b"emberd: shutting down: waiting for running requests\n"
+
+
+@pytest.mark.skipif(not IPV6.exists() or " lo\n" not in IPV6.read_text(), reason="no IPv6 here")
+@pytest.mark.parametrize("launch", ["core"], indirect=True)
+async def test_an_ipv6_address_makes_a_url(launch: Launch) -> None:
+    async with launch(1, host="::1") as (_, url), aiohttp.ClientSession() as http:
+        assert url.startswith("http://[::1]:")
+        async with http.get(f"{url}/health") as response:
+            assert response.status == 200
