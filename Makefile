@@ -6,25 +6,29 @@ PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8080
 EXTRAS ?= compile,test
+comma := ,
 BIN := $(VENV)/bin
 TYPING := build/typing/emberd
 
 .PHONY: demo test check bench clean
 
-$(VENV)/.installed: pyproject.toml setup.py $(wildcard daemon/native/*.c daemon/native/*.h)
+# One stamp for each choice of extras: asking for more of them installs more.
+INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+
+$(INSTALLED): pyproject.toml setup.py $(wildcard daemon/native/*.c daemon/native/*.h)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -e '.[$(EXTRAS)]'
 	touch $@
 
-build/demo/manifest.json: $(VENV)/.installed $(wildcard firmware_assets/demo/model/*)
+build/demo/manifest.json: $(INSTALLED) $(wildcard firmware_assets/demo/model/*) \
+		$(wildcard compile/*.py compile/*/*.py)
 	$(BIN)/emberc build firmware_assets/demo/model -o build/demo --name demo --target host --recipe q4
 
 demo: build/demo/manifest.json
-	$(BIN)/python firmware_assets/demo/ask.py --port $(PORT) & \
-	exec $(BIN)/emberd serve build/demo --port $(PORT)
+	exec $(BIN)/python firmware_assets/demo/show.py build/demo --port $(PORT)
 
-check: $(VENV)/.installed
+check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p $(TYPING)
@@ -36,7 +40,7 @@ test: check
 	$(BIN)/python -m pytest
 
 # The peer is compiled for this machine (about 10 minutes, once). BENCH=--quick: the main figures.
-$(VENV)/.bench: $(VENV)/.installed
+$(VENV)/.bench: $(INSTALLED)
 	CMAKE_ARGS=-DGGML_NATIVE=ON $(BIN)/pip install --quiet -e '.[bench]'
 	touch $@
 

@@ -52,6 +52,8 @@ def build(
         if not (source / MODEL_FILE).is_file():
             folder = Path(temporary) / "converted"
             convert(source, folder, name=name or source.resolve().name)
+        elif name is not None:
+            raise EmberdError(f"{source} is a converted model and keeps its name: leave out --name")
         model = ConvertedModel.load(folder)
         _check_formats(model, RECIPES[recipe])
         with tqdm(desc="build", unit=" steps", disable=not sys.stderr.isatty()) as bar:

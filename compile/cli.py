@@ -32,7 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
     command = parser.parse_args(given[:1]).command
-    module = importlib.import_module(COMMANDS[command][0])
+    try:
+        module = importlib.import_module(COMMANDS[command][0])
+    except ModuleNotFoundError as error:
+        print(
+            f"emberc: error: the compiler is not installed ({error.name} is missing): "
+            "pip install 'emberd[compile]'",
+            file=sys.stderr,
+        )
+        return EXIT_ERROR
     command_parser = argparse.ArgumentParser(
         prog=f"emberc {command}", description=_sentence(COMMANDS[command][1])
     )

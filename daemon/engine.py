@@ -123,7 +123,7 @@ class Engine:
             waiting = len(self._queue) - len(self._idle)
             if waiting >= self._max_queue and not admitted:
                 self.metrics.requests["refused"] += 1
-                raise QueueFull(f"{len(self._queue)} requests are waiting already; try again later")
+                raise QueueFull(f"{max(waiting, 0)} requests are waiting already; try again later")
             self._queue.append(stream)
             self._changed.notify()
         return stream

@@ -4,11 +4,14 @@ import argparse
 import importlib
 import re
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import yaml
 from emberd.compile import cli as emberc
 from emberd.daemon import cli as emberd
+from emberd.daemon.config import Config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,6 +36,12 @@ def test_command_is_taken(line: str) -> None:
     else:
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert command in targets
+
+
+def test_settings_and_their_defaults_are_those_of_the_daemon() -> None:
+    start = README.index("    host:")
+    block = README[start : README.index("\n\n", start)]
+    assert yaml.safe_load(block) == asdict(Config())
 
 
 @pytest.mark.parametrize("folder", re.findall(r"^\| (\S+)/ \|", README, re.MULTILINE))

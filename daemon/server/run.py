@@ -84,9 +84,8 @@ async def serve(service: Service) -> None:
         await site.start()
     except OSError as error:
         await runner.cleanup()
-        raise EmberdError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
-        ) from None
+        reason = os.strerror(error.errno) if error.errno else error  # strerror has asyncio's text
+        raise EmberdError(f"cannot listen on {config.host}:{config.port}: {reason}") from None
     stop = asyncio.Event()
 
     def on_signal() -> None:

@@ -105,3 +105,11 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert done.stdout.splitlines()[-1] == b"[]"
+
+
+def test_a_device_install_says_how_to_get_the_compiler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "inspect", ("emberd.compile.no_such_module", "inspect"))
+    assert cli.main(["inspect", "model"]) == cli.EXIT_ERROR
+    assert "pip install 'emberd[compile]'" in capsys.readouterr().err
