@@ -67,12 +67,18 @@ def run(arguments: argparse.Namespace) -> None:
         logits = core_logits(arguments.model, tokens)
     if arguments.logits is not None:
         _save(logits, arguments.logits)
+    finite = np.isfinite(logits).all(axis=-1)
+    if not finite.all():
+        raise EmberdError(f"the logits of position {finite.argmin()} are not finite numbers")
     best = logits[-1].argmax()
     print(f"{len(tokens)} tokens; most likely next: {best} (logit {logits[-1, best]:.4f})")
 
 
 def _save(logits: np.ndarray, path: Path) -> None:
     """Write a .npy file, complete or not at all."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise EmberdError(f"cannot write {path}: it is there and is no regular file")
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         try:

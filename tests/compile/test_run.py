@@ -160,3 +160,26 @@ def _fill_the_disk(file: Any, _array: np.ndarray) -> None:
     with Path("/dev/full").open("wb", buffering=0) as full:
         file.write(b"half")
         full.write(b"more")
+
+
+def test_what_is_no_regular_file_is_not_replaced(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fifo, link, behind = tmp_path / "fifo", tmp_path / "link", tmp_path / "behind"
+    os.mkfifo(fifo)
+    assert _run(folder / "artifact", folder / "tokens.json", "--logits", fifo) == 2
+    assert "no regular file" in _error(capsys)
+    assert fifo.is_fifo()
+    link.symlink_to(behind)
+    assert _run(folder / "artifact", folder / "tokens.json", "--logits", link) == 0
+    assert link.is_symlink() and np.load(behind).shape == (len(TOKENS), TINY.vocab)
+
+
+def test_logits_that_are_not_finite_are_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logits = np.zeros((len(TOKENS), TINY.vocab), np.float32)
+    logits[7, 3] = np.nan
+    monkeypatch.setattr("emberd.compile.run.core_logits", lambda *_: logits)
+    assert _run(folder / "artifact", folder / "tokens.json") == 2
+    assert "position 7 are not finite" in _error(capsys)
