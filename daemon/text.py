@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import threading
+from array import array
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from emberd.daemon.errors import EmberdError
@@ -17,6 +19,8 @@ from tokenizers import Tokenizer as BpeTokenizer
 
 # A lone surrogate cannot occur in valid Unicode text, so no message can hold the mark itself.
 MARK = "\udc00"
+
+RECENT_CHARACTERS = 1 << 20  # of texts whose tokens are remembered
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
@@ -28,6 +32,33 @@ def _byte_of_character() -> dict[str, int]:
     table = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]
     return table | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+class _RecentTexts:
+    """Encodes texts, remembering recent ones: a conversation comes again with every turn."""
+
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        self._encode = encode
+        self._known: dict[str, array[int]] = {}  # least recently used first
+        self._characters = 0
+        self._lock = threading.Lock()
+
+    def encode(self, text: str) -> array[int]:
+        with self._lock:
+            ids = self._known.pop(text, None)
+            if ids is not None:
+                self._known[text] = ids
+                return ids
+        ids = array("i", self._encode(text))
+        with self._lock:
+            if text not in self._known:
+                self._known[text] = ids
+                self._characters += len(text)
+            while self._characters > RECENT_CHARACTERS:
+                oldest = next(iter(self._known))
+                del self._known[oldest]
+                self._characters -= len(oldest)
+        return ids
 
 
 class Tokenizer:
@@ -74,6 +105,7 @@ class Tokenizer:
         self._added_text = {id: text for text, id in self.added.items()}
         self._byte_of = _byte_of_character()
         longest_first = sorted(self.added, key=len, reverse=True)
+        self._recent = _RecentTexts(self.encode)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self.think_open = self.added.get(THINK_OPEN)
         self.think_close = self.added.get(THINK_CLOSE)
@@ -88,10 +120,11 @@ class Tokenizer:
         ids: list[int] = []
         position = 0
         for match in self._control.finditer(text):
-            ids += self.encode(text[position : match.start()].replace(MARK, ""))
+            ids += self._recent.encode(text[position : match.start()].replace(MARK, ""))
             ids.append(self.added[match.group()])
             position = match.end()
-        return ids + self.encode(text[position:].replace(MARK, ""))
+        ids += self._recent.encode(text[position:].replace(MARK, ""))
+        return ids
 
     def begins_with_control(self, text: str) -> bool:
         """Whether the first token of a template's text is a control token."""

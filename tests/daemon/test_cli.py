@@ -112,6 +112,12 @@ def test_no_configuration(
     assert str(missing) in _refused(capsys, "serve", demo_artifact, "--config", missing)
 
 
+def test_no_host_is_not_every_interface(
+    demo_artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "host: empty; write 0.0.0.0" in _refused(capsys, "serve", demo_artifact, "--host", "")
+
+
 def test_a_port_that_is_taken(demo_artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -121,11 +127,11 @@ def test_a_port_that_is_taken(demo_artifact: Path, capsys: pytest.CaptureFixture
     assert f"cannot listen on 127.0.0.1:{port}: " in errors and "in use" in errors
 
 
-@pytest.mark.parametrize("host", ["203.0.113.1", "no such host"])
+@pytest.mark.parametrize("host", ["203.0.113.1", "no such host", "h" * 300])
 def test_an_address_that_is_not_ours(
     demo_artifact: Path, capsys: pytest.CaptureFixture[str], host: str
 ) -> None:
-    assert f"cannot listen on {host}" in _refused(
+    assert f"cannot listen on {host[:80]}:" in _refused(
         capsys, "serve", demo_artifact, "--host", host, "--port", "0"
     )
 

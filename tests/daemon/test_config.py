@@ -30,6 +30,8 @@ def test_settings_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
         ("port: 70000", "expected 0 to 65535"),
         ("drain_seconds: .inf", "expected 0 to 86400"),
         ("host: 3", "host: expected str"),
+        ('host: ""', "host: empty; write 0.0.0.0 to listen on every interface"),
+        ("[" * 20_000, "nested too deep"),
         ("slots: 0", "slots: expected 1 to 256"),
         ("- a", "expected settings"),
         ("a: [", "not YAML"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from emberd.daemon import text as text_module
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.text import Tokenizer
 from needs import needs
@@ -150,3 +151,32 @@ def test_tokenizers_of_another_kind_are_refused(change: dict[str, Any], reason: 
     Tokenizer(json.dumps(data))
     with pytest.raises(EmberdError, match=reason):
         Tokenizer(json.dumps(data | change))
+
+
+def test_a_conversation_s_earlier_turns_are_not_encoded_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(text_module, "RECENT_CHARACTERS", 1000)
+    tokenizer = Tokenizer((DEMO / "tokenizer.json").read_text(encoding="utf-8"))
+    encoded: list[str] = []
+    plain = tokenizer._recent._encode
+
+    def counted(text: str) -> list[int]:
+        encoded.append(text)
+        return plain(text)
+
+    monkeypatch.setattr(tokenizer._recent, "_encode", counted)
+    turns = [f"<|im_start|>turn {number}" for number in range(5)]
+    first = tokenizer.encode_with_control("".join(turns))
+    assert tokenizer.encode_with_control("".join([*turns, "<|im_end|>more"]))[: len(first)] == first
+    assert encoded.count("turn 3") == 1 and encoded.count("more") == 1
+    for number in range(200):
+        text = f"<|im_start|>turn 3<|im_end|>{number} {'x' * number}"
+        expected = [i for part in ("turn 3", text[28:]) for i in plain(part)]
+        control = set(tokenizer.added.values())
+        assert [i for i in tokenizer.encode_with_control(text) if i not in control] == expected
+        known = tokenizer._recent._known
+        assert sum(map(len, known)) == tokenizer._recent._characters <= 1000
+    assert encoded.count("turn 3") == 1
+    tokenizer.encode_with_control("y" * 2000)
+    assert not tokenizer._recent._known

@@ -13,6 +13,7 @@ from emberd.daemon.core import Model
 from emberd.daemon.engine import Engine, GenerationFailed
 from emberd.daemon.generation import Delta, Request
 from emberd.daemon.sampling import SamplingParameters
+from emberd.daemon.stream import Stream
 
 GOOD = 12  # the tiny model fails at greater tokens
 
@@ -41,8 +42,12 @@ def _request(
 
 async def _answer(engine: Engine, request: Request) -> tuple[list[list[tuple[int, Any]]], int]:
     """Tokens and log probabilities per choice, and how much of the prompt was cached."""
-    answers: list[list[tuple[int, Any]]] = [[] for _ in range(request.choices)]
-    async with engine.submit(request) as stream:
+    return await _collected(engine.submit(request))
+
+
+async def _collected(stream: Stream) -> tuple[list[list[tuple[int, Any]]], int]:
+    answers: list[list[tuple[int, Any]]] = [[] for _ in range(stream.request.choices)]
+    async with stream:
         async for event in stream:
             if isinstance(event, Delta):
                 answers[event.choice] += [(s.token, s.logprob) for s in event.logprobs]
@@ -101,11 +106,11 @@ async def test_a_failed_step_of_several_fails_only_the_one_at_fault(
     expected, _ = await _answer(engine, long)
     at_fault = _request([5] * 90)
     at_fault = replace(at_fault, sampling=replace(at_fault.sampling, logit_bias={13: 1e9}))
-    answering = asyncio.create_task(_answer(engine, long))
-    with pytest.raises(GenerationFailed, match="expert 4"):
-        await _answer(engine, at_fault)
-    assert not answering.done()
-    assert (await answering)[0] == expected
+    with engine._changed:  # both are there before the next round
+        streams = engine.submit(long), engine.submit(at_fault)
+    answer, failure = await asyncio.gather(*map(_collected, streams), return_exceptions=True)
+    assert answer == (expected, len(long.prompt) - 1)
+    assert isinstance(failure, GenerationFailed) and "expert 4" in str(failure)
     assert "a step of 2 requests failed" in caplog.text
     assert dict(engine.metrics.requests) == {
         "completed": 2, "cancelled": 0, "failed": 1, "refused": 0

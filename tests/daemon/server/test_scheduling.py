@@ -27,15 +27,11 @@ async def _consume(stream: Any) -> Any:
 async def test_a_stream_waits_for_one_chunk_at_most(start: Any) -> None:
     daemon = await start(slots=3)
     engine, model = daemon.service.engine, daemon.model
-    answering = asyncio.create_task(_consume(engine.submit(_request([1], 200))))
-    async with asyncio.timeout(10):
-        while len(model.steps) < 3:
-            await asyncio.sleep(0)
-    model.gate.clear()
-    session, _ = model.steps[-1]
-    prompts = [engine.submit(_request([number, *[5] * 900], 1)) for number in (2, 3)]
-    model.gate.set()
-    await asyncio.gather(answering, *map(_consume, prompts))
+    prompts = [[1], *([number, *[5] * 900] for number in (2, 3))]
+    with engine._changed:  # all are there before the first round
+        streams = [engine.submit(_request(p, 200 if len(p) == 1 else 1)) for p in prompts]
+    await asyncio.gather(*map(_consume, streams))
+    session, _ = model.steps[0]
     between, worst, prompt_tokens = 0, 0, 0
     first, *_, last = [i for i, (at, _) in enumerate(model.steps) if at is session]
     for at, tokens in model.steps[first : last + 1]:
@@ -49,13 +45,12 @@ async def test_a_stream_waits_for_one_chunk_at_most(start: Any) -> None:
 async def test_prompts_take_turns(start: Any) -> None:
     daemon = await start(slots=2)
     engine, model = daemon.service.engine, daemon.model
-    model.gate.clear()
-    streams = [engine.submit(_request([number, *[5] * 300], 1)) for number in (2, 3)]
-    model.gate.set()
+    with engine._changed:
+        streams = [engine.submit(_request([number, *[5] * 300], 1)) for number in (2, 3)]
     await asyncio.gather(*map(_consume, streams))
     sessions = [session for session, tokens in model.steps if tokens == 32]
-    turns = [a is b for a, b in pairwise(sessions[1:])]
-    assert len(sessions) == 18 and sum(turns) <= 1
+    turns = [a is b for a, b in pairwise(sessions)]
+    assert len(sessions) == 18 and not any(turns)
 
 
 async def test_a_hundred_requests_on_two_slots_are_served_in_order(serve: Any) -> None:
