@@ -29,6 +29,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder.tirx import prim_func
 
 Builder = Callable[[Isa], tirx.PrimFunc]
+_BUILT: dict[Any, tirx.PrimFunc] = {}  # see _once
 ACQUIRE_EXPERTS = "acquire_experts"
 _IDS_ARGUMENT = {"moe": 1, "gather_experts": 0}  # operators that end in a table and a bank
 _OPAQUE = 8  # Relax's pattern kind of what must not be fused
@@ -137,6 +138,18 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         return self._variables[symbol]
 
 
+def _once(kernel: Callable[..., tirx.PrimFunc], **parameters: Any) -> Builder:
+    """Builds a kernel once for an instruction set: layers, chunk sizes and models share it."""
+
+    def build(isa: Isa) -> tirx.PrimFunc:
+        key = (kernel, isa.name, *sorted(parameters.items()))
+        if key not in _BUILT:
+            _BUILT[key] = kernel(isa, **parameters)
+        return _BUILT[key]
+
+    return build
+
+
 def _acquire_experts(ids: relax.Expr, table: relax.Expr, bank: relax.Expr) -> tirx.PrimFunc:
     """Stands for the core's step in the IR: it keeps ids, table and bank alive and ordered."""
     tokens, top_k = static_shape(ids)
@@ -198,7 +211,7 @@ def _lower_linear(parsed: OperatorCall) -> _Kernel:
     static: dict[str, Any] = {"format": name, "activations": activations, "n": n, "k": k}
     residual = len(parsed.tensors) == 3
     return _Kernel(
-        lambda isa: linear(isa, **static, residual=residual, tokens=tokens),
+        _once(linear, **static, residual=residual, tokens=tokens),
         scratch=tuple(linear_scratch(rows, **static)),
     )
 
@@ -207,7 +220,7 @@ def _lower_embedding(parsed: OperatorCall) -> _Kernel:
     _rows, tokens = _tokens(parsed)
     name, vocabulary, hidden = parsed.scalars
     static: dict[str, Any] = {"format": name, "vocabulary": vocabulary, "hidden": hidden}
-    return _Kernel(lambda isa: embedding(isa, **static, tokens=tokens))
+    return _Kernel(_once(embedding, **static, tokens=tokens))
 
 
 def _lower_router(parsed: OperatorCall) -> _Kernel:
@@ -215,7 +228,7 @@ def _lower_router(parsed: OperatorCall) -> _Kernel:
     experts, hidden = static_shape(parsed.tensors[1])
     static: dict[str, Any] = {"hidden": hidden, "experts": experts, "top_k": parsed.scalars[0]}
     return _Kernel(
-        lambda isa: router(isa, **static, tokens=tokens),
+        _once(router, **static, tokens=tokens),
         scratch=tuple(router_scratch(rows, **static)),
     )
 
@@ -231,9 +244,7 @@ def _lower_moe(parsed: OperatorCall) -> _Kernel:
         "experts": experts,
         "top_k": static_shape(parsed.tensors[1])[1],
     }
-    return _Kernel(
-        lambda isa: moe(isa, **static, tokens=tokens), scratch=tuple(moe_scratch(rows, **static))
-    )
+    return _Kernel(_once(moe, **static, tokens=tokens), scratch=tuple(moe_scratch(rows, **static)))
 
 
 def _lower_gather_experts(parsed: OperatorCall) -> _Kernel:
@@ -247,7 +258,7 @@ def _lower_gather_experts(parsed: OperatorCall) -> _Kernel:
         "experts": experts,
         "top_k": static_shape(parsed.tensors[0])[1],
     }
-    return _Kernel(lambda isa: gather_experts(isa, **static, tokens=tokens))
+    return _Kernel(_once(gather_experts, **static, tokens=tokens))
 
 
 def _lower_rms_norm(parsed: OperatorCall) -> _Kernel:
@@ -259,19 +270,19 @@ def _lower_rms_norm(parsed: OperatorCall) -> _Kernel:
         "zero_centred": bool(zero_centred),
         "gated": len(parsed.tensors) == 3,
     }
-    return _Kernel(lambda isa: rms_norm(isa, **static, rows=1 if rows == 1 else None))
+    return _Kernel(_once(rms_norm, **static, rows=1 if rows == 1 else None))
 
 
 def _lower_gated_activation(parsed: OperatorCall) -> _Kernel:
     rows, columns = _rows(parsed)
     static: dict[str, Any] = {"kind": parsed.scalars[0], "columns": columns}
-    return _Kernel(lambda isa: gated_activation(isa, **static, tokens=1 if rows == 1 else None))
+    return _Kernel(_once(gated_activation, **static, tokens=1 if rows == 1 else None))
 
 
 def _lower_gated_sum(parsed: OperatorCall) -> _Kernel:
     _rows, tokens = _tokens(parsed)
     columns = static_shape(parsed.tensors[1])[1]
-    return _Kernel(lambda isa: gated_sum(isa, columns=columns, tokens=tokens))
+    return _Kernel(_once(gated_sum, columns=columns, tokens=tokens))
 
 
 def _lower_causal_convolution(parsed: OperatorCall) -> _Kernel:
@@ -279,8 +290,8 @@ def _lower_causal_convolution(parsed: OperatorCall) -> _Kernel:
     channels, kernel_size = static_shape(parsed.tensors[1])
     static: dict[str, Any] = {"channels": channels, "kernel_size": kernel_size}
     return _Kernel(
-        lambda isa: causal_convolution(isa, **static, tokens=tokens),
-        lambda isa: causal_convolution(isa, **static, tokens=1),
+        _once(causal_convolution, **static, tokens=tokens),
+        _once(causal_convolution, **static, tokens=1),
         in_place=(2,),
     )
 
@@ -290,8 +301,8 @@ def _lower_gated_delta_rule(parsed: OperatorCall) -> _Kernel:
     names = ("key_heads", "value_heads", "key_dim", "value_dim")
     static: dict[str, Any] = dict(zip(names, parsed.scalars, strict=True))
     return _Kernel(
-        lambda isa: gated_delta_rule(isa, **static, tokens=tokens),
-        lambda isa: gated_delta_rule(isa, **static, tokens=1),
+        _once(gated_delta_rule, **static, tokens=tokens),
+        _once(gated_delta_rule, **static, tokens=1),
         in_place=(5,),
         scratch=tuple(gated_delta_rule_scratch(rows, **static)),
     )
@@ -305,7 +316,7 @@ def _lower_rotary_embedding(parsed: OperatorCall) -> _Kernel:
         "head_dim": head_dim,
         "rotary_dim": parsed.scalars[0],
     }
-    return _Kernel(lambda isa: rotary_embedding(isa, **static, tokens=tokens))
+    return _Kernel(_once(rotary_embedding, **static, tokens=tokens))
 
 
 def _lower_cached_attention(parsed: OperatorCall) -> _Kernel:
@@ -319,8 +330,8 @@ def _lower_cached_attention(parsed: OperatorCall) -> _Kernel:
         "cache_dtype": "f16" if str(cache.dtype) == "float16" else "f32",
     }
     return _Kernel(
-        lambda isa: cached_attention(isa, **static, tokens=tokens),
-        lambda isa: cached_attention(isa, **static, tokens=1),
+        _once(cached_attention, **static, tokens=tokens),
+        _once(cached_attention, **static, tokens=1),
         in_place=(4, 5),
         scratch=tuple(cached_attention_scratch(rows, **static)),
     )
