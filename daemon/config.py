@@ -71,6 +71,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise EmberdError(f"{path}: cannot be read: {error}") from None
     except yaml.YAMLError as error:
         raise EmberdError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise EmberdError(f"{path}: nested too deep for settings such as 'port: 8080'") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -83,6 +85,8 @@ def _checked(where: str, name: str, value: Any, kind: type[Any]) -> Any:
         value = float(value)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise EmberdError(f"{where}: expected {kind.__name__}, not {value!r}")
+    if name == "host" and not value:
+        raise EmberdError(f"{where}: empty; write 0.0.0.0 to listen on every interface")
     if name in _RANGES:
         low, high = _RANGES[name]
         if not (math.isfinite(value) and low <= value <= high):
