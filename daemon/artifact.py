@@ -13,11 +13,13 @@ Small files are read whole, checked against the manifest, and it is those very b
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import hashlib
 import io
 import os
 import shutil
+import stat
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -98,7 +100,7 @@ class Artifact:
         """
         folder = Path(path)
         try:
-            with (folder / MANIFEST).open("rb") as file:
+            with open(_open_regular(folder / MANIFEST), "rb") as file:
                 manifest = file.read(_MANIFEST_LIMIT)
         except OSError as error:
             raise EmberdError(
@@ -123,7 +125,7 @@ class Artifact:
         """A read-only descriptor of a file, of the size that the manifest states."""
         expected = self._files[name].bytes
         try:
-            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = _open_regular(self.path / name)
         except OSError as error:
             raise EmberdError(f"{name}: {error.strerror}") from None
         actual = os.fstat(descriptor).st_size
@@ -310,6 +312,15 @@ class HashingFile:
     def hexdigest(self) -> str:
         """The hash of everything written so far."""
         return self._digest.hexdigest()
+
+
+def _open_regular(path: Path) -> int:
+    """A read-only descriptor; O_NONBLOCK, as opening a pipe would wait for its writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 def _elf_machine(library: bytes, name: str) -> str:

@@ -97,6 +97,17 @@ def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
     assert Artifact.open(first).digest == Artifact.open(second).digest
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "weights.bin", "tokenizer.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_is_refused(
+    path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    (path / name).unlink()
+    make(path / name)
+    with pytest.raises(EmberdError, match=f"{name}: not a regular file"):
+        Artifact.open(path)
+
+
 @pytest.mark.parametrize("exchange", [True, False])
 def test_an_artifact_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
