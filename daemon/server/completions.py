@@ -203,7 +203,7 @@ async def _requests(service: Service, fields: Fields, echo: bool) -> list[Reques
 def _prompts(service: Service, prompt: Any) -> list[list[int]]:
     """OpenAI's four forms: a string, a list of strings, token ids, a list of lists of those."""
     given = prompt if isinstance(prompt, list) and prompt else [prompt]
-    if all(type(item) is int for item in given):
+    if given is prompt and all(type(item) is int for item in given):
         given = [given]
     if len(given) > MAX_PROMPTS:
         raise invalid("prompt", f"at most {MAX_PROMPTS} prompts")

@@ -46,6 +46,13 @@ async def test_a_prompt_is_scored_token_by_token(serve: Any) -> None:
     assert report["text_offset"] == starts
 
 
+@pytest.mark.parametrize("prompt", [5, True, 1.5, {}])
+async def test_what_is_no_prompt_is_refused(start: Any, prompt: Any) -> None:
+    daemon = await start("hello")
+    status, error = await daemon.refusal({"prompt": prompt}, "/v1/completions")
+    assert (status, error["param"]) == (400, "prompt")
+
+
 @pytest.mark.parametrize("length", [1, 2, 17])
 async def test_scores_are_the_log_probabilities_of_generation(serve: Any, length: int) -> None:
     """What a model generates is scored, as a prompt, exactly as it was sampled."""
