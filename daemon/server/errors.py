@@ -73,6 +73,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = web.json_response(shown.body(), status=shown.status)
         if shown.status == 405 and isinstance(error, web.HTTPMethodNotAllowed):
             response.headers["Allow"] = error.headers["Allow"]
+        if request.content.exception() is not None:  # what follows on it cannot be told apart
+            response.force_close()
         if shown.status == 429:
             response.headers["Retry-After"] = "1"
     request.app[METRICS].responses[response.status] += 1

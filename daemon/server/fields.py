@@ -30,6 +30,10 @@ async def read_object(request: web.Request) -> Fields:
         raise ApiError(
             408, f"the request body took over {BODY_SECONDS:g} s to come", code="timeout"
         ) from None
+    except web.RequestPayloadError:
+        raise ApiError(
+            400, "the body is not encoded as Content-Encoding and Transfer-Encoding say"
+        ) from None
     try:
         data = json.loads(body.decode(), parse_constant=_refuse_constant)
         if b"\\u" in body:  # escapes may smuggle lone surrogates in, which no UTF-8 text holds

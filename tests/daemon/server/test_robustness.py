@@ -86,6 +86,20 @@ async def test_a_compressed_body_is_as_large_as_what_it_unpacks_to(start: Any) -
     assert resident_bytes() - before < 64 << 20
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_body_that_is_not_compressed_as_it_says(start: Any, encoding: str) -> None:
+    daemon = await start("hello")
+    async with daemon.http.post(
+        f"{daemon.url}/v1/chat/completions",
+        data=b'{"messages": []}',
+        headers={"Content-Encoding": encoding},
+    ) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["type"]) == (400, "invalid_request_error")
+        assert "not encoded as Content-Encoding" in error["message"]
+    await daemon.chat()
+
+
 async def test_a_client_that_leaves_while_its_prompt_is_read(start: Any) -> None:
     daemon = await start(None, slots=1, max_context=100_000)
     daemon.model.gate.clear()
