@@ -18,6 +18,7 @@ from emberd.daemon.core import Model
 from emberd.daemon.engine import Engine
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.server.app import make_app
+from emberd.daemon.server.fields import Fields
 from emberd.daemon.server.keys import Service
 from emberd.daemon.template import ChatTemplate
 from emberd.daemon.text import Tokenizer, special_tokens
@@ -53,16 +54,20 @@ def load_service(path: Path, config: Config) -> Service:
 
 
 def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
-    """The sampling settings of generation_config.json; do_sample false means greedy."""
-    names = ("temperature", "top_k", "top_p", "min_p")
+    """The sampling settings of generation_config.json; do_sample false means greedy.
+
+    Raises EmberdError naming the setting that no request may have either.
+    """
+    fields = Fields(generation_config, "generation_config.json: ")
     defaults = {
-        name: value
-        for name in names
-        if isinstance(value := generation_config.get(name), int | float)
+        "temperature": fields.number("temperature", 0, 2, None),
+        "top_k": fields.integer("top_k", -1, 2**31 - 1, None),  # all of a smaller vocabulary
+        "top_p": fields.number("top_p", 0, 1, None),
+        "min_p": fields.number("min_p", 0, 1, None),
     }
-    if generation_config.get("do_sample") is False:
+    if not fields.boolean("do_sample", True):
         defaults["temperature"] = 0.0
-    return defaults
+    return {name: value for name, value in defaults.items() if value is not None}
 
 
 async def serve(service: Service) -> None:
@@ -82,10 +87,12 @@ async def serve(service: Service) -> None:
     site = web.TCPSite(runner, config.host, config.port, backlog=512)
     try:
         await site.start()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: what cannot be a host name
         await runner.cleanup()
-        reason = os.strerror(error.errno) if error.errno else error  # strerror has asyncio's text
-        raise EmberdError(f"cannot listen on {config.host}:{config.port}: {reason}") from None
+        number = error.errno if isinstance(error, OSError) else None
+        reason = os.strerror(number) if number else error  # strerror without asyncio's text
+        where = f"{config.host:.80}:{config.port}"
+        raise EmberdError(f"cannot listen on {where}: {reason}") from None
     stop = asyncio.Event()
 
     def on_signal() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -99,7 +100,31 @@ async def test_sampling_defaults_are_the_checkpoint_s(
 
 def test_no_sampling_means_greedy() -> None:
     assert sampling_defaults({"do_sample": False, "temperature": 0.7}) == {"temperature": 0.0}
-    assert sampling_defaults({"top_k": "many", "min_p": 0.1}) == {"min_p": 0.1}
+    assert sampling_defaults({"top_k": None, "min_p": 0.1}) == {"min_p": 0.1}
+    off = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    assert sampling_defaults(off) == {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"temperature": -5},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"temperature": True},
+        {"top_k": 1.5},
+        {"top_k": "many"},
+        {"top_k": -2},
+        {"top_p": 44},
+        {"min_p": False},
+        {"do_sample": 0},
+    ],
+    ids=str,
+)
+def test_defaults_that_no_request_may_have(setting: dict[str, Any]) -> None:
+    (name,) = setting
+    with pytest.raises(EmberdError, match=f"^generation_config.json: {name}: expected "):
+        sampling_defaults(setting)
 
 
 @pytest.mark.parametrize(
