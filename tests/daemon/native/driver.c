@@ -168,7 +168,7 @@ static void test_sampling(void)
 
 /* ---- models and sessions, on the kernels of kernels.c */
 static int64_t buffers[][8] = {
-    {EMBER_TOKENS, DL_INT, 32, 1, 0, 0, 0, 0},    {EMBER_POSITIONS, DL_INT, 32, 1, 0, 0, 0, 0},
+    {EMBER_TOKENS, DL_INT, 32, 1, 0, 1, 0, 0},    {EMBER_POSITIONS, DL_INT, 32, 1, 0, 1, 0, 0},
     {EMBER_STATE, DL_FLOAT, 32, 1, 64, 0, 1, 0},  {EMBER_KV, DL_FLOAT, 32, 2, 12, 0, 2, 0},
     {EMBER_LOGITS, DL_FLOAT, 32, 1, 0, 0, 1, 0},
 };
@@ -178,6 +178,10 @@ static const int32_t refusing[] = {EMBER_CALL, 1, 0};
 static const ember_sequence sequences[] = {{CHUNK, EMBER_BODY, body, 8},
                                            {CHUNK, EMBER_LOGITS_LAST, body, 0},
                                            {CHUNK, EMBER_LOGITS_ALL, refusing, 3}};
+static const int32_t each[] = {EMBER_CALL_EACH, 0, 5, 0, 1, 2, 3, 4};
+static const ember_sequence batch[] = {{CHUNK, EMBER_BODY, body, 8},
+                                       {CHUNK, EMBER_LOGITS_ALL, body, 0},
+                                       {CHUNK, EMBER_BATCH, each, 8}};
 static const char *const symbols[] = {"append", "refuse"};
 static float logits[CHUNK * COLUMNS];
 
@@ -262,6 +266,41 @@ static void test_costs(ember_model *model)
     ember_session_close(session);
 }
 
+/* Sessions at different places take a token each; then fewer tokens than a chunk. */
+static void test_batch(ember_model_config config)
+{
+    config.sequences = batch;
+    ember_model *model = ember_model_open(&config, message, sizeof message);
+    CHECK(model);
+    ember_session *sessions[CHUNK + 1];
+    int64_t at[CHUNK + 1];
+    const int32_t tokens[CHUNK + 1] = {5, 6, 7, 8, 9};
+    float state[16 + COLUMNS];
+    for (int i = 0; i <= CHUNK; i++) {
+        sessions[i] = ember_session_open(model, CAPACITY, message, sizeof message);
+        CHECK(sessions[i] && ember_session_step(sessions[i], tokens, i % CHUNK + 1, 0, EMBER_BODY,
+                                                message, sizeof message) == EMBER_OK);
+        at[i] = i % CHUNK + 1;
+    }
+    CHECK(ember_model_step(model, sessions, tokens, at, CHUNK, message, sizeof message) ==
+          EMBER_OK);
+    const float sums[CHUNK] = {5 + 5, 5 + 6 + 6, 5 + 6 + 7 + 7, 5 + 6 + 7 + 8 + 8};
+    for (int i = 0; i < CHUNK; i++) {
+        ember_session_save(sessions[i], state);
+        CHECK(state[16] == sums[i] && state[16 + COLUMNS - 1] == sums[i]);
+    }
+    CHECK(ember_model_step(model, sessions, tokens, at, CHUNK + 1, message, sizeof message) ==
+          EMBER_REFUSED);
+    CHECK(ember_model_step(model, sessions, tokens, at, 0, message, sizeof message) ==
+          EMBER_REFUSED);
+    at[1] = CAPACITY;
+    CHECK(ember_model_step(model, sessions, tokens, at, 2, message, sizeof message) ==
+          EMBER_REFUSED);
+    for (int i = 0; i <= CHUNK; i++)
+        ember_session_close(sessions[i]);
+    ember_model_close(model);
+}
+
 /* Changes one word of the buffer table at a time: the model opens or says why not. */
 static void test_damaged_buffers(ember_model_config config)
 {
@@ -326,6 +365,7 @@ static void test_model(const char *path)
         test_session(twin);
         ember_model_close(twin);
     }
+    test_batch(config);
     test_damaged_buffers(config);
     test_refusals(&config);
     config.kernels_bytes = 100;
