@@ -65,6 +65,7 @@ _BLOCK = 4 << 20
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 _AT_FDCWD = -100
 _PARTIAL = ".partial"
+_SOURCES = ("config.json", "model.yaml")  # of a checkpoint, of a converted model
 
 
 class Artifact:
@@ -103,9 +104,7 @@ class Artifact:
             with open(_open_regular(folder / MANIFEST), "rb") as file:
                 manifest = file.read(_MANIFEST_LIMIT)
         except OSError as error:
-            raise EmberdError(
-                f"{folder} is not an artifact: {MANIFEST}: {error.strerror}"
-            ) from None
+            raise EmberdError(_not_an_artifact(folder, error)) from None
         try:
             return cls(folder, manifest)
         except EmberdError as error:
@@ -312,6 +311,15 @@ class HashingFile:
     def hexdigest(self) -> str:
         """The hash of everything written so far."""
         return self._digest.hexdigest()
+
+
+def _not_an_artifact(folder: Path, error: OSError) -> str:
+    """What to say of a folder whose manifest cannot be opened."""
+    if not folder.exists():
+        return f"{folder} does not exist"
+    if any((folder / name).exists() for name in _SOURCES):
+        return f"{folder} is not an artifact but a model to compile: run emberc build first"
+    return f"{folder} is not an artifact: {MANIFEST}: {error.strerror}"
 
 
 def _open_regular(path: Path) -> int:

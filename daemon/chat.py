@@ -25,6 +25,8 @@ async def talk(
     url: str, model: str | None = None, system: str | None = None, api_key: str | None = None
 ) -> None:
     """Read questions until the input ends. Raises EmberdError if there is no daemon at ``url``."""
+    if not url.startswith(("http://", "https://")):
+        raise EmberdError(f"--url {url}: it has to start with http:// or https://")
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     chat = Chat(url.rstrip("/"), model, system, terminal)
     if terminal:
@@ -79,6 +81,8 @@ class Chat:
         with self._explained():
             async with http.get(f"{self._url}/v1/models") as response:
                 body = await response.json()
+                if response.status == 401:
+                    raise EmberdError(f"{body['error']['message']}: give it with --api-key")
                 if response.status != 200:
                     raise EmberdError(body["error"]["message"])
                 names = [str(model["id"]) for model in body["data"]]

@@ -8,12 +8,13 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from emberd.daemon.errors import EmberdError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0, or 2 after one line on stderr that says what was wrong."""
+    """Exit status: 0; 2 after one line on stderr that says what was wrong; 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(format="emberd: %(message)s", level=logging.WARNING)
     try:
@@ -22,23 +23,44 @@ def main(arguments: list[str] | None = None) -> int:
     except EmberdError as error:
         print(f"emberd: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # while starting: a running daemon drains
+        return 130
     except BrokenPipeError:  # whoever read the output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 
 
+class _Version(argparse.Action):
+    """--version, which reads the package's metadata only when asked."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib import metadata
+
+        try:
+            version = metadata.version("emberd")
+        except metadata.PackageNotFoundError:
+            parser.error("emberd runs from a source tree that is not installed: no version known")
+        print(f"emberd {version}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="emberd", description="Serve a compiled model locally.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="answer OpenAI's API over HTTP")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+
+    serve = command("serve", "answer OpenAI's API over HTTP")
     serve.add_argument("artifact", type=Path, help="what emberc build wrote")
     serve.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     serve.add_argument("--port", type=int, help="port to listen on (default 8080)")
     serve.add_argument("--config", type=Path, help="YAML file of settings")
-    check = commands.add_parser("check", help="verify every hash of an artifact")
-    check.add_argument("artifact", type=Path)
-    chat = commands.add_parser("chat", help="talk to a running daemon")
+    check = command("check", "verify every hash of an artifact")
+    check.add_argument("artifact", type=Path, help="what emberc build wrote")
+    chat = command("chat", "talk to a running daemon")
     chat.add_argument("--url", default="http://127.0.0.1:8080", help="of the daemon")
     chat.add_argument("--model", help="model to ask (default: the one served)")
     chat.add_argument("--system", help="system message")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from emberd.daemon.artifact import Artifact
 from emberd.daemon.cli import main
 
 
@@ -78,10 +81,18 @@ def test_kernels_of_which_one_bit_differs(
 
 
 def test_no_artifact_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is not an artifact" in _refused(capsys, "serve", tmp_path / "nothing")
+    assert "nothing does not exist" in _refused(capsys, "serve", tmp_path / "nothing")
     (tmp_path / "file").write_text("")
     assert "is not an artifact" in _refused(capsys, "serve", tmp_path / "file")
     assert "is not an artifact" in _refused(capsys, "serve", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.yaml"])
+def test_a_model_that_is_not_compiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / name).write_text("{}")
+    assert "run emberc build first" in _refused(capsys, "serve", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +145,40 @@ def test_an_address_that_is_not_ours(
     assert f"cannot listen on {host[:80]}:" in _refused(
         capsys, "serve", demo_artifact, "--host", host, "--port", "0"
     )
+
+
+def test_an_interrupt_while_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Artifact, "open", lambda path: signal.raise_signal(signal.SIGINT))
+    assert main(["serve", str(tmp_path)]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8080", "localhost", "ftp://x"])
+def test_a_url_without_its_scheme(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    assert "has to start with http:// or https://" in _refused(capsys, "chat", "--url", url)
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [("serve", "Answer OpenAI's API"), ("check", "what emberc build wrote"), ("chat", "Talk to")],
+)
+def test_commands_say_what_they_do(
+    capsys: pytest.CaptureFixture[str], command: str, text: str
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert text in capsys.readouterr().out
+
+
+def test_the_version_is_the_package_s(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(metadata, "version", {"emberd": "1.2.3"}.__getitem__)
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == "emberd 1.2.3\n"
 
 
 def test_the_command_is_installed_as_a_module() -> None:

@@ -57,4 +57,4 @@ def test_a_missing_file_or_artifact_is_named(
         config.load(tmp_path / "none.yaml", {})
     assert main(["serve", str(tmp_path / "nothing")]) == 2
     assert main(["check", str(tmp_path / "nothing")]) == 2
-    assert capsys.readouterr().err.count("is not an artifact") == 2
+    assert capsys.readouterr().err.count("nothing does not exist") == 2

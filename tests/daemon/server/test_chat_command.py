@@ -247,7 +247,7 @@ async def test_nobody_there_another_model_or_no_key(start: Any) -> None:
     daemon = await start("hello", api_key="secret")
     for options, reason in (
         (("http://127.0.0.1:9",), "emberd serve ARTIFACT"),
-        ((daemon.url,), "the API key is missing or wrong"),
+        ((daemon.url,), "the API key is missing or wrong: give it with --api-key"),
         ((daemon.url, "--api-key", "secret", "--model", "gpt"), "serves tiny, not gpt"),
     ):
         process = await _piped(*options, stdout=DEVNULL, stderr=PIPE)
