@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 from checkpoints import MODELS, TinyModel, write_checkpoint
 from emberd.compile import oracle as oracle_module
 from emberd.compile.convert import convert
 from emberd.compile.converted import BlockInstance, ConvertedModel
 from emberd.compile.oracle import Oracle
 from emberd.daemon.errors import EmberdError
+from needs import needs
 
 TOLERANCE = 1e-3  # of the logits' standard deviation
 GOLDEN = np.load(Path(__file__).parent / "golden" / "logits.npz")
 
-SAVED_BY_TRANSFORMERS = (
-    "standard",
-    "long_prompt",
-    "one_delta_layer",
-    "attention_only",
-    "tied",
-    "bfloat16",
-    "float16",
-    "odd_everything",
-)
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 by_name = pytest.mark.parametrize("tiny", MODELS, ids=lambda tiny: tiny.name)
 
@@ -48,25 +40,15 @@ def test_logits_are_those_of_transformers(tiny: TinyModel, tmp_path: Path) -> No
     assert error <= TOLERANCE * expected.std()
 
 
-@pytest.mark.parametrize("name", SAVED_BY_TRANSFORMERS)
-def test_logits_are_those_of_transformers_own_checkpoint(name: str, tmp_path: Path) -> None:
+@by_name
+def test_logits_are_those_of_transformers_own_checkpoint(tiny: TinyModel, tmp_path: Path) -> None:
     """Every position of a checkpoint as `save_pretrained` lays it out, without golden files."""
-    if os.environ.get("EMBERD_REQUIRE_ALL") != "1":
-        pytest.importorskip("torch")
-        pytest.importorskip("transformers")
-    import torch
-    from transformers import Qwen3_5MoeForCausalLM
-
-    tiny = next(model for model in MODELS if model.name == name)
-    stored = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[tiny.dtype]
-    reference = Qwen3_5MoeForCausalLM.from_pretrained(
-        write_checkpoint(tmp_path / "drawn", tiny), dtype=stored, experts_implementation="eager"
-    ).eval()
-    reference.save_pretrained(tmp_path / "saved", max_shard_size="200KB")
-    tokens = torch.from_numpy(tiny.tokens()[None].astype(np.int64))
-    with torch.no_grad():
-        expected = reference.float()(tokens, use_cache=False).logits[0].numpy()
-
+    needs("torch")
+    needs("transformers")
+    drawn = write_checkpoint(tmp_path / "drawn", tiny)
+    model = reference.load(drawn, DTYPES[tiny.dtype])
+    model.save_pretrained(tmp_path / "saved", max_shard_size="200KB")
+    expected = reference.logits(model, tiny.tokens())
     session = Oracle(convert(tmp_path / "saved", tmp_path / "model")).session()
     logits = np.concatenate([session.step(chunk) for chunk in tiny.chunks()])
     assert np.abs(logits - expected).max() <= TOLERANCE * expected.std()
