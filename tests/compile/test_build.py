@@ -7,13 +7,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from checkpoints import MODELS, TinyModel, write_checkpoint
 from emberd.compile.build import build
 from emberd.compile.cli import main
 from emberd.compile.convert import convert
-from emberd.compile.verify import compare
 from emberd.daemon.errors import EmberdError
 
 CHUNKS = (1, 8)
@@ -71,13 +69,3 @@ def test_a_dimension_that_the_recipe_cannot_take_is_refused(
 def test_an_unknown_target_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(EmberdError, match=r"unknown target 'toaster'.*x86-64"):
         build(tmp_path, tmp_path / "artifact", "toaster", "q4")
-
-
-def test_compare_measures_what_it_says() -> None:
-    reference = np.array([[0.0, 1.0], [2.0, 0.0]], np.float32)
-    same = compare(reference, reference)
-    assert (same.max_difference, same.max_kl, same.first_divergence) == (0.0, 0.0, None)
-    swapped = compare(reference[:, ::-1], reference)
-    assert swapped.top1_agreement == 0.0
-    assert swapped.first_divergence == 0
-    assert swapped.max_kl == pytest.approx(2 * np.tanh(1.0))
