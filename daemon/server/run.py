@@ -90,7 +90,8 @@ async def serve(service: Service) -> None:
     except (OSError, UnicodeError) as error:  # UnicodeError: what cannot be a host name
         await runner.cleanup()
         number = error.errno if isinstance(error, OSError) else None
-        reason = os.strerror(number) if number else error  # strerror without asyncio's text
+        # asyncio wraps the reason of errno in text of its own; a resolver's numbers are negative.
+        reason = os.strerror(number) if number and number > 0 else error
         where = f"{config.host:.80}:{config.port}"
         raise EmberdError(f"cannot listen on {where}: {reason}") from None
     stop = asyncio.Event()
