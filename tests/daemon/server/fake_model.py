@@ -116,7 +116,7 @@ class FakeModel:
 
     vocab_size: int
     script: Sequence[int] | None = None
-    delay: float = 0.0
+    delay: float = 0.0002  # as fast as no real model: the event loop keeps up
     poison: int | None = None
     max_context: int = 4096
     max_chunk: int = 32
