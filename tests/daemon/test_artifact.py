@@ -323,7 +323,8 @@ def test_not_an_artifact(tmp_path: Path, what: str) -> None:
         path.write_text("")
     elif what == "empty folder":
         path.mkdir()
-    with pytest.raises(EmberdError, match=r"is not an artifact: manifest\.json"):
+    reason = "does not exist" if what == "missing" else r"is not an artifact: manifest\.json"
+    with pytest.raises(EmberdError, match=reason):
         Artifact.open(path)
 
 
