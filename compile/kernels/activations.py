@@ -122,8 +122,8 @@ class Activations:
 
 
 def types_suffix(weight_format: str, precision: Precision) -> str:
-    """How a kernel's name tells its number types: q4 with int8 activations, q4a16 with int16."""
-    return weight_format + ("a16" if precision == "int16" else "")
+    """How a kernel's name tells its number types: q4a8 is q4 with int8 activations."""
+    return weight_format + {"int8": "a8", "int16": "a16", "float32": ""}[precision]
 
 
 def _plane_count(precision: Precision) -> int:

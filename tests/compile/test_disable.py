@@ -27,10 +27,10 @@ ODD = TinyModel("odd_experts", layers="A", hidden=48, experts=3, top_k=2, interm
 QUANTISED = [  # recipe, model, bound on the largest KL
     # int8 activations: every token passes every expert here, so that no rounding can change which
     # ones it chooses.
-    ("q4", TinyModel("all_of_two", layers="A", hidden=64, experts=2, top_k=2), 1e-3),
+    ("q4a8", TinyModel("all_of_two", layers="A", hidden=64, experts=2, top_k=2), 1e-3),
     # int16 activations: finer than what separates one choice from another in this prompt.
     ("q8", TinyModel("two_of_eight", layers="D", hidden=64, intermediate=32), 1e-7),
-    ("q4a16", TinyModel("all_of_eight", layers="D", hidden=64, top_k=8, intermediate=32), 1e-7),
+    ("q4", TinyModel("all_of_eight", layers="D", hidden=64, top_k=8, intermediate=32), 1e-7),
 ]
 
 

@@ -1,4 +1,4 @@
-"""q4 artifacts against onnxruntime that rounds activations to int8 as the kernels do.
+"""q4a8 artifacts against onnxruntime that rounds activations to int8 as the kernels do.
 
 What rounding them costs is told apart by `emberc verify`. What is left is the order of additions:
 it can turn a rounding, and where router scores are nearly equal the choice of an expert with it, so
@@ -32,8 +32,8 @@ GAP = 0.1  # router scores that no few roundings turn round are further apart
 def test_no_position_diverges(tiny: TinyModel, tmp_path: Path) -> None:
     """KL of at most 1e-3 at every position, and the same bits however the prompt is cut."""
     converted = convert(write_checkpoint(tmp_path / "checkpoint", tiny), tmp_path / "converted")
-    tokens, expected = clear_prompt(quantised_oracle(converted, RECIPES["q4"]), PROMPT, GAP)
-    build(converted.folder, tmp_path / "artifact", "host", "q4", chunk_sizes=(1, 8))
+    tokens, expected = clear_prompt(quantised_oracle(converted, RECIPES["q4a8"]), PROMPT, GAP)
+    build(converted.folder, tmp_path / "artifact", "host", "q4a8", chunk_sizes=(1, 8))
     with Model(Artifact.open(tmp_path / "artifact"), 2) as model:
         with model.open_session(PROMPT) as session:
             one_by_one = np.concatenate([step(session, tokens[i : i + 1]) for i in range(PROMPT)])

@@ -82,7 +82,7 @@ class Problem:
             len(x), format=self.format, activations=self.activations, n=self.n, k=self.k
         )
         self.scratch = self._harness.scratch(scratch)
-        types = self.format + ("a16" if self.activations == "int16" else "")
+        types = self.format + {"int8": "a8", "int16": "a16", "float32": ""}[self.activations]
         name = f"linear{'_residual' * len(residual)}_{types}_n{self.n}_k{self.k}_{suffix}"
         self._library(name, x, self.packed, *residual, y, *self.scratch)
         return y

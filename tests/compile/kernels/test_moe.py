@@ -89,7 +89,7 @@ class Problem:
             experts=self.experts,
             top_k=self.top_k,
         )
-        types = self.format + ("a16" if self.activations == "int16" else "")
+        types = self.format + {"int8": "a8", "int16": "a16", "float32": ""}[self.activations]
         self._library(
             f"moe_{types}_h{self.hidden}_i{self.intermediate}"
             f"_e{self.experts}_k{self.top_k}_{suffix}",
