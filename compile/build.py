@@ -16,6 +16,7 @@ from emberd.compile.package import write_artifact
 from emberd.compile.pipeline import OPTIONAL_PASSES, check_optional, compile_blocks
 from emberd.compile.quantize.formats import FORMATS
 from emberd.compile.quantize.recipes import RECIPES, Recipe
+from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.artifact import check_replaceable
 from emberd.daemon.errors import EmberdError
 from emberd.targets.registry import HOST, UnknownTargetError, find_target
@@ -33,12 +34,13 @@ def build(
     chunk_sizes: Sequence[int] = CHUNK_SIZES,
     name: str | None = None,
     disabled: Collection[str] = (),
+    activation_map: Path | None = None,
 ) -> list[str]:
     """Build an artifact; returns what the passes did, a line each.
 
     `target` "host" compiles for the best instruction set of this machine only; a named target for
-    all of its instruction sets. `disabled` names optional passes to leave out. Raises EmberdError;
-    nothing is then left at `destination`.
+    all of its instruction sets. `disabled` names optional passes to leave out; `activation_map` a
+    file by which to order experts.bin. Raises EmberdError; nothing is then left at `destination`.
     """
     check_optional(disabled)
     try:
@@ -56,6 +58,7 @@ def build(
             raise EmberdError(f"{source} is a converted model and keeps its name: leave out --name")
         model = ConvertedModel.load(folder)
         _check_formats(model, RECIPES[recipe])
+        found_map = None if activation_map is None else _read_map(activation_map, model)
         with tqdm(desc="build", unit=" steps", disable=not sys.stderr.isatty()) as bar:
 
             def progress(label: str) -> None:
@@ -79,6 +82,7 @@ def build(
                 isas,
                 compiled,
                 progress,
+                found_map,
             )
     return compiled.report
 
@@ -90,6 +94,19 @@ def _reported() -> Iterator[None]:
         yield
     except OSError as error:
         raise EmberdError(f"{error.filename or 'temporary files'}: {error.strerror}") from error
+
+
+def _read_map(path: Path, model: ConvertedModel) -> ActivationMap:
+    """Raises EmberdError before any work where the map cannot be of the model."""
+    found = ActivationMap.read(path)
+    dimensions = model.dimensions
+    shape = dimensions.layers, dimensions.moe.experts, dimensions.moe.top_k
+    if (found.layers, found.experts, found.top_k) != shape:
+        raise EmberdError(
+            f"{path}: made for {found.layers} layers of {found.experts} experts, {found.top_k} "
+            f"of them a token; this model has {shape[0]} of {shape[1]}, {shape[2]} a token"
+        )
+    return found
 
 
 def _check_formats(model: ConvertedModel, recipe: Recipe) -> None:
@@ -118,6 +135,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help=f"leave out an optional pass; may be repeated: {', '.join(OPTIONAL_PASSES)}",
     )
+    parser.add_argument(
+        "--map",
+        type=Path,
+        help="activation map of this model (emberc profile): orders experts.bin, and is shipped",
+    )
     parser.add_argument("--dump", type=Path, help="write the IR after each phase to this folder")
 
 
@@ -130,6 +152,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.dump,
         name=arguments.name,
         disabled=arguments.disable,
+        activation_map=arguments.map,
     )
     for line in lines:
         print(line)

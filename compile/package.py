@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from emberd.compile.pipeline import CompiledBlocks
 from emberd.compile.program import ProgramBuilder, weight_key
 from emberd.compile.quantize.formats import FORMATS, expert_bytes, pack_expert
 from emberd.compile.quantize.recipes import Recipe
+from emberd.compile.residency.order import bank_indices, expert_order
+from emberd.daemon.activation_map import MAP_FILE, ActivationMap, Expert
 from emberd.daemon.artifact import EXPERTS, WEIGHTS, ArtifactWriter, HashingFile, ModelDescription
 from emberd.daemon.errors import EmberdError
 
@@ -50,10 +54,14 @@ def write_artifact(
     isas: list[Isa],
     compiled: CompiledBlocks,
     progress: Callable[[str], None] = lambda _label: None,
+    activation_map: ActivationMap | None = None,
 ) -> None:
     """Write the artifact of `model` at `destination`, complete or not at all.
 
-    Raises EmberdError when a weight cannot be packed or a file cannot be written.
+    `activation_map` decides the order of experts.bin, and goes into the artifact.
+
+    Raises EmberdError when a weight cannot be packed or a file cannot be written, and when the
+    map turns out to be of another model.
     """
     dimensions = model.dimensions
     description = ModelDescription(
@@ -73,12 +81,11 @@ def write_artifact(
     placed = _place_weights(model, recipe)
     constant_offsets = _place_constants(constants, placed)
     layers = [i for i, instance in enumerate(model.stack) if instance.block == "moe"]
-    experts = dimensions.moe.experts
+    order = expert_order(dimensions.layers, dimensions.moe.experts, activation_map)
     builder = ProgramBuilder(
         model,
         weight_offsets={item.key: item.offset for item in placed} | constant_offsets,
-        first_expert={position: index * experts for index, position in enumerate(layers)},
-        slots=len(layers) * experts,
+        bank_indices=dict(zip(layers, bank_indices(order, dimensions.layers), strict=True)),
     )
     program = builder.build(compiled.programs, compiled.chunks, compiled.kernels.of_one_token)
     with ArtifactWriter(destination, description, target=target) as writer:
@@ -87,12 +94,14 @@ def write_artifact(
             progress(f"kernels for {isa.name}")
             writer.add_kernels(isa.name, isa.cpu_features, build_library(compiled.kernels, isa))
         with writer.open_file(WEIGHTS) as file:
-            _write_weights(file, model, placed, constants, constant_offsets, progress)
+            weights = _write_weights(file, model, placed, constants, constant_offsets, progress)
         with writer.open_file(EXPERTS) as file:
-            for position in layers:
-                progress(f"experts of layer {model.stack[position].layer}")
-                for blob in _experts(model, model.stack[position], recipe):
-                    file.write(blob.data)
+            blobs = _write_experts(file, model, recipe, order, progress)
+        identity = _identity(model, weights, blobs)
+        writer.set_identity(identity)
+        if activation_map is not None:
+            activation_map.check_model(identity)
+            writer.write_file(MAP_FILE, activation_map.to_bytes())
         for name in TEXT_FILES:
             if (model.folder / name).is_file():
                 writer.write_file(name, (model.folder / name).read_bytes())
@@ -154,7 +163,8 @@ def _write_weights(
     constants: dict[str, np.ndarray],
     constant_offsets: dict[str, int],
     progress: Callable[[str], None],
-) -> None:
+) -> str:
+    """Returns the hash of the weights, constants of kernels excluded."""
     for item in placed:
         if item.offset < file.size:
             continue  # stored already: tied
@@ -167,23 +177,42 @@ def _write_weights(
                 packed = FORMATS[item.format].pack(matrix)
             file.write(packed.data)
         file.write(bytes(_aligned(file.size) - file.size))
+    digest = file.hexdigest()
     for key in sorted(constants):
         assert file.size == constant_offsets[key]
         file.write(np.ascontiguousarray(constants[key]).data)
         file.write(bytes(_aligned(file.size) - file.size))
     file.write(bytes(-file.size % PAGE))
+    return digest
 
 
-def _experts(
-    model: ConvertedModel, instance: BlockInstance, recipe: Recipe
-) -> Iterator[np.ndarray]:
-    gate_up, down = instance.weights["experts_gate_up"], instance.weights["experts_down"]
+def _write_experts(
+    file: HashingFile,
+    model: ConvertedModel,
+    recipe: Recipe,
+    order: Sequence[Expert],
+    progress: Callable[[str], None],
+) -> dict[Expert, str]:
+    """Returns the hash of each expert's blob."""
     packing = FORMATS[recipe.format_of("moe", "experts_down")]
-    for expert in range(model.dimensions.moe.experts):
+    instances = {instance.layer: instance for instance in model.stack if instance.block == "moe"}
+    digests = {}
+    for layer, expert in order:
+        progress(f"expert {expert} of layer {layer}")
+        weights = instances[layer].weights
+        gate_up, down = weights["experts_gate_up"], weights["experts_down"]
         matrices = model.read_expert(gate_up, expert), model.read_expert(down, expert)
         with _naming(f"{gate_up.name} or {down.name}, expert {expert}"):
             packed = pack_expert(packing, *matrices)
-        yield packed
+        file.write(packed.data)
+        digests[layer, expert] = hashlib.blake2b(packed.data, digest_size=32).hexdigest()
+    return digests
+
+
+def _identity(model: ConvertedModel, weights: str, blobs: Mapping[Expert, str]) -> str:
+    """What a model is, however its experts are ordered and its kernels are compiled."""
+    parts = [model.architecture, asdict(model.dimensions.moe), weights, sorted(blobs.items())]
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=32).hexdigest()
 
 
 @contextmanager

@@ -180,13 +180,13 @@ class ProgramBuilder:
     """Unrolls block programs over a model's stack.
 
     `weight_offsets`: where `package` put each weight, by key (see `weight_key`), in weights.bin;
-    `first_expert`: index in the bank of each layer's expert 0; `slots`: blobs in experts.bin.
+    `bank_indices`: which blob of experts.bin is each expert, i32[experts] by the position of its
+    block in the stack.
     """
 
     model: ConvertedModel
     weight_offsets: dict[str, int]
-    first_expert: dict[int, int]
-    slots: int
+    bank_indices: dict[int, np.ndarray]
     _buffers: dict[Buffer, int] = field(default_factory=dict)
     _symbols: dict[str, int] = field(default_factory=dict)
     _scratch_bytes: int = 0
@@ -214,12 +214,6 @@ class ProgramBuilder:
                 Sequence(tokens, "batch", self._batch(body, of_one_token)),
             ]
         vocab, largest = self.model.dimensions.vocab_size, chunks[-1]
-        tables = np.concatenate(
-            [
-                np.arange(self.model.dimensions.moe.experts, dtype=np.int32) + first
-                for first in self.first_expert.values()
-            ]
-        )
         return Program(
             symbols=tuple(self._symbols),
             chunk_sizes=tuple(chunks),
@@ -232,15 +226,15 @@ class ProgramBuilder:
                 "tokens": largest * 4,
                 "positions": largest * 4,
             },
-            tables=self._padded_tables(tables),
+            tables=self._tables(),
             sequences=tuple(sequences),
         )
 
-    def _padded_tables(self, tables: np.ndarray) -> bytes:
+    def _tables(self) -> bytes:
         experts = self.model.dimensions.moe.experts
         stride = _aligned(experts * 4) // 4
-        padded = np.zeros((len(self.first_expert), stride), np.int32)
-        padded[:, :experts] = tables.reshape(-1, experts)
+        padded = np.zeros((len(self.bank_indices), stride), np.int32)
+        padded[:, :experts] = np.stack(list(self.bank_indices.values()))
         return padded.tobytes()
 
     def _body(
@@ -356,10 +350,11 @@ class ProgramBuilder:
         if name in _CACHES:
             return self._cache(f"{position}.{name}", dtype, shape)
         if name == EXPERT_TABLE:
-            index = list(self.first_expert).index(position)
+            index = list(self.bank_indices).index(position)
             return Buffer(Section.TABLES, dtype, shape, index * _aligned(shape[0] * 4))
         if name == BANK:
-            return Buffer(Section.EXPERTS, dtype, (self.slots, shape[1]), 0)
+            blobs = sum(map(len, self.bank_indices.values()))
+            return Buffer(Section.EXPERTS, dtype, (blobs, shape[1]), 0)
         return Buffer(
             Section.WEIGHTS, dtype, shape, self.weight_offsets[weight_key(instance, name)]
         )

@@ -6,6 +6,7 @@
     weights.bin            everything but experts, page-aligned, mapped
     experts.bin            the experts, one 4096-aligned blob each, mapped
     tokenizer.json ...     the text files of the checkpoint, unchanged
+    expert_activation_map.bin   if it was built with one (daemon/activation_map.py)
 
 Small files are read whole, checked against the manifest, and it is those very bytes that are used.
 """
@@ -24,6 +25,7 @@ import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -274,6 +276,10 @@ class ArtifactWriter:
         variant = KernelVariant(isa, f"kernels-{isa}.so", tuple(cpu_features))
         self.write_file(variant.file, library)
         self._kernels.append(variant)
+
+    def set_identity(self, identity: str) -> None:
+        """Says what the weights are (`ModelDescription.identity`), once they are written."""
+        self._model = replace(self._model, identity=identity)
 
     def _finish(self, folder: Path) -> None:
         missing = [name for name in (PROGRAM, *LARGE) if name not in self._files]

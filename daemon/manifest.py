@@ -22,7 +22,11 @@ LARGE = (WEIGHTS, EXPERTS)  # mapped; every other file is read whole
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What the manifest says about the model; `details` is free-form (parameter counts, ...)."""
+    """What the manifest says about the model; `details` is free-form (parameter counts, ...).
+
+    `identity`: hex BLAKE2b-256 of the weights as they are stored, in the order of the model: equal
+    however the artifact is laid out and whatever it was compiled for. Empty where not known.
+    """
 
     name: str
     architecture: str
@@ -33,6 +37,7 @@ class ModelDescription:
     stop_tokens: tuple[int, ...]
     recipe: str
     details: Mapping[str, Any]
+    identity: str = ""
 
     @classmethod
     def from_record(cls, model: Record) -> ModelDescription:
@@ -50,6 +55,7 @@ class ModelDescription:
             stop_tokens=model.integers("stop_tokens", 0, vocab_size - 1),
             recipe=model.string("recipe"),
             details=model.record("details").members,
+            identity=model.string("identity") if "identity" in model.members else "",
         )
 
 
