@@ -253,8 +253,8 @@ class ArtifactWriter:
         try:
             file = HashingFile(raw, path)
             yield file
+            file.flush()
             with _writing(path):
-                raw.flush()
                 os.fsync(raw.fileno())
         finally:
             with suppress(OSError):  # of what could not be written, which has been said
@@ -297,22 +297,35 @@ class ArtifactWriter:
 
 
 class HashingFile:
-    """A binary file open for writing that knows the size and BLAKE2b-256 of what went into it."""
+    """A binary file open for writing that knows the size and BLAKE2b-256 of what went into it.
+
+    It is written in large aligned blocks: Linux then keeps it in huge pages, where it can.
+    """
 
     def __init__(self, raw: io.BufferedWriter, path: Path) -> None:
         self._raw = raw
         self._path = path
         self._digest = hashlib.blake2b(digest_size=32)
+        self._pending = bytearray()
         self.size = 0
 
     def write(self, data: ReadableBuffer) -> int:
         """Appends `data` (bytes or any contiguous buffer)."""
         view = memoryview(data).cast("B")
-        with _writing(self._path):
-            self._raw.write(view)
         self._digest.update(view)
         self.size += len(view)
+        for start in range(-len(self._pending), len(view), _BLOCK):
+            self._pending += view[max(start, 0) : start + _BLOCK]
+            if len(self._pending) == _BLOCK:
+                self.flush()
         return len(view)
+
+    def flush(self) -> None:
+        """Hands to the system what it has not got yet."""
+        with _writing(self._path):
+            self._raw.write(self._pending)
+            self._raw.flush()
+        self._pending.clear()
 
     def hexdigest(self) -> str:
         """The hash of everything written so far."""

@@ -76,6 +76,33 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
     return refused() ? EAGAIN : __real_pthread_create(thread, attributes, function, argument);
 }
 
+/* ---- maps: the bytes of the file, from an address where huge pages may begin */
+static void test_maps(void)
+{
+    enum { HUGE_PAGE = 2 << 20 };
+    const size_t sizes[] = {1, 4096, 4097, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 5000000};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        size_t size = sizes[i];
+        int file = memfd_create("map", 0);
+        CHECK(file >= 0 && pwrite(file, "last", 1, (off_t)size - 1) == 1);
+        ember_mapping mapped, zeroed;
+        CHECK(ember_map_file(&mapped, file, (int64_t)size, "map", i % 2, error));
+        CHECK(ember_map_zeroed(&zeroed, (int64_t)size, EMBER_MAP_HUGE, "map", error));
+        close(file);
+        CHECK(mapped.bytes == size && mapped.base[size - 1] == 'l');
+        CHECK(zeroed.bytes == size && zeroed.base[size - 1] == 0);
+        CHECK(size < HUGE_PAGE || (uintptr_t)mapped.base % HUGE_PAGE == 0);
+        CHECK(size < HUGE_PAGE || (uintptr_t)zeroed.base % HUGE_PAGE == 0);
+        zeroed.base[size - 1] = 1;
+        ember_mapping_clear(&zeroed);
+        CHECK(zeroed.base[size - 1] == 0);
+        char *base = mapped.base;
+        ember_unmap(&mapped);
+        ember_unmap(&zeroed);
+        CHECK(msync(base, 1, MS_ASYNC) == -1 && errno == ENOMEM); /* nothing is mapped there */
+    }
+}
+
 /* ---- pool: every task runs exactly once, whatever the pace */
 typedef struct {
     _Atomic int runs[64];
@@ -381,6 +408,7 @@ static void test_model(const char *path)
 int main(int count, char **arguments)
 {
     CHECK(count == 2);
+    test_maps();
     for (int threads = 1; threads <= 4; threads++)
         test_pool(threads);
     test_sampling();
