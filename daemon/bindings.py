@@ -31,6 +31,28 @@ class Cost(ctypes.Structure):
     _fields_ = (("calls", ctypes.c_int64), ("nanoseconds", ctypes.c_int64))
 
 
+class ExpertLayout(ctypes.Structure):
+    """ember_expert_layout of ember.h."""
+
+    _fields_ = (
+        ("layers", ctypes.c_int32),
+        ("experts", ctypes.c_int32),
+        ("top_k", ctypes.c_int32),
+        ("expert_bytes", ctypes.c_int64),
+    )
+
+
+class Trace(ctypes.Structure):
+    """ember_trace of ember.h."""
+
+    _fields_ = (
+        ("ids", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("capacity", ctypes.c_int64),
+        ("tokens", ctypes.c_int64),
+    )
+
+
 class Config(ctypes.Structure):
     """ember_model_config of ember.h."""
 
@@ -79,6 +101,8 @@ def _load() -> ctypes.CDLL:
         "ember_model_open": (pointer, (ctypes.POINTER(Config), *error)),
         "ember_model_close": (None, (pointer,)),
         "ember_model_profile": (None, (pointer, pointer)),
+        "ember_model_experts": (ExpertLayout, (pointer,)),
+        "ember_model_trace": (ctypes.c_int, (pointer, pointer, *error)),
         "ember_session_open": (pointer, (pointer, int64, *error)),
         "ember_session_close": (None, (pointer,)),
         "ember_session_reset": (None, (pointer,)),
@@ -108,6 +132,13 @@ def opened(function: Any, *arguments: Any) -> int:
     if handle is None:
         raise EmberdError(error.value.decode(errors="replace"))
     return handle
+
+
+def accepted(function: Any, *arguments: Any) -> None:
+    """Calls a function of the core that returns a status: OK, or a message."""
+    error = ctypes.create_string_buffer(ERROR_BYTES)
+    if function(*arguments, error, ERROR_BYTES) != OK:
+        raise EmberdError(error.value.decode(errors="replace"))
 
 
 def config(

@@ -13,10 +13,22 @@ import threading
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Protocol
 from weakref import WeakSet
 
 from emberd.daemon.artifact import EXPERTS, WEIGHTS, Artifact
-from emberd.daemon.bindings import ERROR_BYTES, FAILED, OK, Cost, config, core, opened
+from emberd.daemon.bindings import (
+    ERROR_BYTES,
+    FAILED,
+    OK,
+    Cost,
+    ExpertLayout,
+    Trace,
+    accepted,
+    config,
+    core,
+    opened,
+)
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.machine import physical_cpus
 
@@ -35,6 +47,15 @@ class LogitsRole(IntEnum):
     ALL = 2
 
 
+class TraceOwner(Protocol):
+    """Holds the memory that routing is noted in."""
+
+    memory: Trace
+
+    def reserve(self, tokens: int) -> None:
+        """Makes room for so many more tokens in `memory`."""
+
+
 class Model:
     """An artifact's model, mapped and ready to run.
 
@@ -44,7 +65,8 @@ class Model:
 
     Attributes: `max_chunk` (tokens that a step can have), `vocab_size`, `max_context` (tokens),
     `threads`, `state_bytes` (recurrent state of a session),
-    `kv_bytes_per_token`, `symbols` (names of the kernels).
+    `kv_bytes_per_token`, `symbols` (names of the kernels), `experts` (layers, experts of each,
+    top_k, expert_bytes).
     """
 
     def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
@@ -59,6 +81,7 @@ class Model:
         program = artifact.program
         self.symbols = program.symbols
         self._costs: ctypes.Array[Cost] | None = None
+        self._trace: TraceOwner | None = None
         self.max_chunk = program.chunk_sizes[-1]
         self.vocab_size = artifact.model.vocab_size
         self.max_context = artifact.model.max_context
@@ -72,6 +95,7 @@ class Model:
                 files.append(artifact.open_file(name))
             description = config(artifact, self._logits_address, files, self.threads, cpus)
             self._handle = opened(core.ember_model_open, ctypes.byref(description))
+            self.experts: ExpertLayout = core.ember_model_experts(self._handle)
         except EmberdError as error:
             raise EmberdError(f"{artifact.path}: {error}") from None
         finally:
@@ -102,6 +126,17 @@ class Model:
                 raise EmberdError("the model is closed")
             self._costs = costs  # the core writes into it, so it must stay
 
+    def trace_routing(self, owner: TraceOwner | None) -> None:
+        """From now on every step notes the routing of its tokens in the owner's memory; None: no
+        more. See trace.RoutingTrace. Raises EmberdError for a program built without moa_fusion."""
+        with self._lock:
+            if self._handle is not None:
+                memory = None if owner is None else ctypes.byref(owner.memory)
+                accepted(core.ember_model_trace, self._handle, memory)
+            elif owner is not None:
+                raise EmberdError("the model is closed")
+            self._trace = owner  # the core writes into its memory, so it must stay
+
     def step_batch(self, sessions: Sequence[Session], tokens: Sequence[int]) -> Logits:
         """Appends one token to each of several sessions: tokens[i] to sessions[i].
 
@@ -113,8 +148,8 @@ class Model:
             ids = self._checked_batch(sessions, tokens)
             for session in sessions:
                 session._begin_step()
-            self._steps += 1
             count = len(sessions)
+            self._begin_step(count)
             error = ctypes.create_string_buffer(ERROR_BYTES)
             status = core.ember_model_step(
                 self._handle,
@@ -133,6 +168,11 @@ class Model:
             for session in sessions:
                 session.length += 1
             return Logits(self, count)
+
+    def _begin_step(self, tokens: int) -> None:
+        self._steps += 1
+        if self._trace is not None:
+            self._trace.reserve(tokens)
 
     def _checked_batch(self, sessions: Sequence[Session], tokens: Sequence[int]) -> list[int]:
         """The tokens, each of them fit for its session."""
@@ -305,7 +345,7 @@ class Session:
 
     def _step(self, ids: array[int], start: int, count: int, logits: LogitsRole) -> Logits | None:
         self._begin_step()
-        self._model._steps += 1
+        self._model._begin_step(count)
         address, _ = ids.buffer_info()
         error = ctypes.create_string_buffer(ERROR_BYTES)
         status = core.ember_session_step(

@@ -22,7 +22,7 @@ import msgpack
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.record import INT64_MAX, Record
 
-PROGRAM_VERSION = 1
+PROGRAM_VERSION = 2
 BUFFER_FIELDS = 8
 LARGEST_CHUNK = 1 << 16
 SECTION_SIZES = ("scratch", "state", "kv_per_token", "logits", "tokens", "positions")
@@ -47,7 +47,7 @@ class StepKind(IntEnum):
     """What a step does with its arguments."""
 
     CALL = 0  # call kernel `symbol` with the buffers
-    ACQUIRE_EXPERTS = 1  # layer `symbol`: (ids, expert table, bank) must be resident
+    ACQUIRE_EXPERTS = 1  # layer `symbol`: make the experts of (ids, weights, table, bank) resident
     CALL_EACH = 2  # call kernel `symbol` for each token, with its rows and its own session
     TAKE_LAST_ROW = 3  # (rows, one row): copy the last token's row
 

@@ -72,14 +72,15 @@ def tiny_program() -> Program:
             Buffer(Section.SCRATCH, "float32", (1, HIDDEN), most * ROW),
             Buffer(Section.LOGITS, "float32", (1, VOCABULARY), 0),
             Buffer(Section.LOGITS, "float32", (tokens, VOCABULARY), 0, rows),
+            Buffer(Section.SCRATCH, "float32", (tokens, 2), 2 * most * ROW + most * 8, rows),
         ]
-        ids, positions, x, y, chosen, last, logits_last, logits_all = range(base, base + 8)
+        ids, positions, x, y, chosen, last, logits_last, logits_all, weights = range(base, base + 9)
         body = [
             (StepKind.CALL, 0, (ids, embedding, x)),
             (StepKind.CALL, 1, (x, state, y)),
             (StepKind.CALL, 2, (y, positions, cache, x)),
-            (StepKind.CALL, 3, (ids, chosen)),
-            (StepKind.ACQUIRE_EXPERTS, 0, (chosen, table, bank)),
+            (StepKind.CALL, 3, (ids, chosen, weights)),
+            (StepKind.ACQUIRE_EXPERTS, 0, (chosen, weights, table, bank)),
             (StepKind.CALL, 4, (x, chosen, table, bank, x)),
         ]
         batch = [
@@ -103,7 +104,7 @@ def tiny_program() -> Program:
         chunk_sizes=CHUNKS,
         buffers=tuple(buffers),
         section_bytes={
-            "scratch": 2 * most * ROW + most * 8,
+            "scratch": 2 * most * (ROW + 8),
             "state": 64 + ROW,
             "kv_per_token": 2 * ROW,
             "logits": most * VOCABULARY * 4,

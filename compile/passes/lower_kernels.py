@@ -31,7 +31,8 @@ from tvm.script.ir_builder.tirx import prim_func
 Builder = Callable[[Isa], tirx.PrimFunc]
 _BUILT: dict[Any, tirx.PrimFunc] = {}  # see _once
 ACQUIRE_EXPERTS = "acquire_experts"
-_IDS_ARGUMENT = {"moe": 1, "gather_experts": 0}  # operators that end in a table and a bank
+# Operators that end in a table and a bank: where their ids, and router weights if any, begin.
+_ROUTING = {"moe": slice(1, 3), "gather_experts": slice(0, 1)}
 _OPAQUE = 8  # Relax's pattern kind of what must not be fused
 
 
@@ -88,7 +89,7 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         parsed = operators.parse(call)
         if parsed is None:
             return call
-        if parsed.name in _IDS_ARGUMENT:
+        if parsed.name in _ROUTING:
             self._acquire(parsed)
         arguments, result = _flatten_rows(self.builder_, parsed)
         kernel = _LOWERINGS[parsed.name](parsed)
@@ -115,13 +116,16 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
 
     def _acquire(self, parsed: OperatorCall) -> None:
         """Between router and experts the core makes the chosen experts resident, once."""
-        position = _IDS_ARGUMENT[parsed.name]
-        ids, (table, bank) = parsed.tensors[position], parsed.tensors[-2:]
+        routing = _ROUTING[parsed.name]
+        ids, *weights = parsed.tensors[routing]
+        table, bank = parsed.tensors[-2:]
         if ids not in self._acquired:
-            variable = self._variable(lambda _isa: _acquire_experts(ids, table, bank))
-            call = relax.op.call_tir_inplace(variable, [ids, table, bank], [0], [ids.ty])
+            variable = self._variable(
+                lambda _isa: _acquire_experts(ids, table, bank, weighted=bool(weights))
+            )
+            call = relax.op.call_tir_inplace(variable, [ids, *weights, table, bank], [0], [ids.ty])
             self._acquired[ids] = self.builder_.emit(call)
-        parsed.tensors[position] = self._acquired[ids]
+        parsed.tensors[routing.start] = self._acquired[ids]
 
     def _add_for_one_token(self, symbol: str, build: Builder) -> None:
         single = str(build(self._isa).attrs["global_symbol"])
@@ -150,15 +154,22 @@ def _once(kernel: Callable[..., tirx.PrimFunc], **parameters: Any) -> Builder:
     return build
 
 
-def _acquire_experts(ids: relax.Expr, table: relax.Expr, bank: relax.Expr) -> tirx.PrimFunc:
-    """Stands for the core's step in the IR: it keeps ids, table and bank alive and ordered."""
+def _acquire_experts(
+    ids: relax.Expr, table: relax.Expr, bank: relax.Expr, *, weighted: bool
+) -> tirx.PrimFunc:
+    """Stands for the core's step in the IR: it keeps its arguments alive and ordered. `weighted`:
+    the router's weights are among them, for traces of the routing."""
     tokens, top_k = static_shape(ids)
     with IRBuilder() as builder, prim_func(s_tir=True):
         rows = dimension("tokens", 1 if tokens == 1 else None)
         name = f"{ACQUIRE_EXPERTS}_k{top_k}_{token_suffix(1 if tokens == 1 else None)}"
+        if not weighted:
+            name += "_unweighted"
         T.func_name(name)
         T.func_attr({"global_symbol": name, "op_pattern": _OPAQUE})
         chosen = T.arg("ids", T.buffer((rows, top_k), "int32"))
+        if weighted:
+            T.arg("weights", T.buffer((rows, top_k), "float32"))
         T.arg("expert_table", T.buffer(static_shape(table), "int32"))
         slots = tirx.Var("slots", "int64")
         T.arg("bank", T.buffer((slots, int(bank.ty.shape[1])), "uint8"))

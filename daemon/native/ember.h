@@ -85,6 +85,30 @@ typedef struct {
  * model closed. NULL: steps are no longer timed. */
 EMBER_API void ember_model_profile(ember_model *model, ember_cost *costs);
 
+/* How the experts of a program lie and are chosen: the same in all layers. All 0 without experts. */
+typedef struct {
+    int32_t layers;       /* one more than the last layer with experts */
+    int32_t experts;      /* of a layer */
+    int32_t top_k;        /* experts that a token chooses in a layer */
+    int64_t expert_bytes; /* of one of them in the bank */
+} ember_expert_layout;
+
+EMBER_API ember_expert_layout ember_model_experts(const ember_model *model);
+
+/* The experts that tokens chose: `ids` and `weights` are [capacity][layers][top_k]. */
+typedef struct {
+    int32_t *ids;
+    float *weights;
+    int64_t capacity; /* tokens that fit; a step of more than are left is refused */
+    int64_t tokens;   /* noted so far; a step that fails notes none */
+} ember_trace;
+
+/* From now on every step notes the routing of its tokens, in their order, in `trace`, which must
+ * stay until it is replaced or the model closed; between steps the caller may change it. NULL: no
+ * longer. Refused when the program does not say where the weights of its router are. */
+EMBER_API ember_status ember_model_trace(ember_model *model, ember_trace *trace, char *error,
+                                         size_t size);
+
 /* A session of up to `capacity` tokens, with zeroed state. NULL on failure. */
 EMBER_API ember_session *ember_session_open(ember_model *model, int64_t capacity, char *error,
                                             size_t size);

@@ -11,7 +11,7 @@
 
 /* Every section starts on a page, every buffer on a cache line. */
 enum { EMBER_ALIGNMENT = 64, EMBER_MAX_THREADS = 256, EMBER_ERROR_BYTES = 512 };
-enum { EMBER_MAX_DIMENSIONS = 8, EMBER_MAX_ARGUMENTS = 64 };
+enum { EMBER_MAX_DIMENSIONS = 8, EMBER_MAX_ARGUMENTS = 64, EMBER_MAX_LAYERS = 1 << 12 };
 
 typedef struct {
     char *text;
@@ -119,6 +119,8 @@ typedef struct {
     int64_t sequence_count;
     char **symbols;
     int64_t symbol_count;
+    ember_expert_layout experts;
+    bool has_router_weights; /* in all steps that acquire experts */
 } ember_program;
 
 /* Where the tensors of a session are. */
@@ -140,16 +142,24 @@ const ember_step_list *ember_program_find(const ember_program *program, int32_t 
 /* Points a tensor at the memory of a session, if it is one of a session. */
 void ember_tensor_bind(ember_tensor *tensor, const ember_session_memory *memory);
 
+/* The arguments of a step that acquires experts; `weights` is NULL where a program has none. */
+typedef struct {
+    const ember_tensor *ids, *weights, *table, *bank;
+} ember_acquired;
+
+ember_acquired ember_step_acquired(const ember_step *step);
+
 int64_t ember_row_bytes(const ember_tensor *tensor); /* of one index of the first dimension */
 int64_t ember_aligned(int64_t bytes);
 
 /* ---- run.c */
 /* What a run of a sequence is about: `sessions` holds one place for each token of a batch, or one
- * for all of them. `costs`: as in ember_model_profile, or NULL. */
+ * for all of them. `costs` and `trace`: the caller's, or NULL; the trace has room. */
 typedef struct {
     int32_t tokens;
     const ember_session_memory *sessions;
     ember_cost *costs;
+    const ember_trace *trace;
 } ember_run;
 
 bool ember_program_run(ember_program *program, const ember_step_list *list, const ember_run *run,
@@ -162,6 +172,7 @@ struct ember_model {
     ember_program program;
     ember_pool *pool;
     ember_cost *costs; /* the caller's; NULL while steps are not timed */
+    ember_trace *trace; /* the caller's; NULL while routing is not traced */
     int64_t state_bytes;
     int64_t kv_bytes_per_token;
     int64_t vocab_size;

@@ -55,6 +55,22 @@ void ember_model_profile(ember_model *model, ember_cost *costs)
     model->costs = costs;
 }
 
+ember_expert_layout ember_model_experts(const ember_model *model)
+{
+    return model->program.experts;
+}
+
+ember_status ember_model_trace(ember_model *model, ember_trace *trace, char *text, size_t size)
+{
+    if (trace && !model->program.has_router_weights) {
+        ember_fail((ember_error){text, size}, "the program has no router weights at its experts: "
+                                              "it was built without moa_fusion");
+        return EMBER_REFUSED;
+    }
+    model->trace = trace;
+    return EMBER_OK;
+}
+
 void ember_model_close(ember_model *model)
 {
     if (!model)

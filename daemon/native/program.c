@@ -165,17 +165,56 @@ static bool is_int32(const dl_tensor *tensor)
     return tensor->dtype.code == DL_INT && tensor->dtype.bits == 32;
 }
 
-static const dl_tensor *argument(const ember_step *step, int index)
+ember_acquired ember_step_acquired(const ember_step *step)
 {
-    return step->arguments[index].pointer;
+    const tvm_any *arguments = step->arguments;
+    int32_t last = step->count - 1;
+    return (ember_acquired){arguments[0].pointer, last == 3 ? arguments[1].pointer : NULL,
+                            arguments[last - 1].pointer, arguments[last].pointer};
 }
 
-static bool check_acquire(const ember_step *step, ember_error error)
+static bool are_router_weights(const dl_tensor *weights, const dl_tensor *ids)
 {
-    if (step->count != 3 || !is_int32(argument(step, 0)) || !is_int32(argument(step, 1)) ||
-        argument(step, 1)->ndim != 1 || argument(step, 2)->ndim < 1)
-        return ember_fail(error, "program: acquire_experts of layer %d takes (ids i32, table i32[E],"
-                                 " bank)", step->symbol);
+    return weights->dtype.code == DL_FLOAT && weights->dtype.bits == 32 && weights->ndim == 2 &&
+           weights->shape[0] == ids->shape[0] && weights->shape[1] == ids->shape[1];
+}
+
+/* Notes how experts lie and are chosen: the first time; then it must be the same. */
+static bool check_layout(ember_program *program, const ember_step *step,
+                         const ember_acquired *acquired)
+{
+    ember_expert_layout *known = &program->experts, layout = {
+        .layers = step->symbol < known->layers ? known->layers : step->symbol + 1,
+        .experts = (int32_t)acquired->table->shape[0],
+        .top_k = (int32_t)acquired->ids->shape[1],
+        .expert_bytes = ember_row_bytes(acquired->bank),
+    };
+    bool first = known->layers == 0;
+    bool same = layout.experts == known->experts && layout.top_k == known->top_k &&
+                layout.expert_bytes == known->expert_bytes;
+    program->has_router_weights = (first || program->has_router_weights) && acquired->weights;
+    *known = layout;
+    return first || same;
+}
+
+static bool check_acquire(ember_program *program, const ember_step *step, ember_error error)
+{
+    bool takes = step->count == 3 || step->count == 4;
+    ember_acquired acquired = takes ? ember_step_acquired(step) : (ember_acquired){0};
+    if (!takes || !is_int32(&acquired.ids->dl) || acquired.ids->dl.ndim != 2 ||
+        acquired.ids->shape[1] > INT32_MAX || !is_int32(&acquired.table->dl) ||
+        acquired.table->dl.ndim != 1 || acquired.table->shape[0] > INT32_MAX ||
+        acquired.bank->dl.ndim < 1 ||
+        (acquired.weights && !are_router_weights(&acquired.weights->dl, &acquired.ids->dl)))
+        return ember_fail(error, "program: acquire_experts of layer %d takes (ids i32[T,K], weights"
+                                 " f32[T,K], table i32[E], bank) or these without the weights",
+                          step->symbol);
+    if (step->symbol < 0 || step->symbol >= EMBER_MAX_LAYERS)
+        return ember_fail(error, "program: acquire_experts of layer %d, expected 0 to %d",
+                          step->symbol, EMBER_MAX_LAYERS - 1);
+    if (!check_layout(program, step, &acquired))
+        return ember_fail(error, "program: acquire_experts of layer %d is unlike the one before: "
+                                 "all layers have the same experts and top-k", step->symbol);
     return true;
 }
 
@@ -247,7 +286,7 @@ static bool finish_step(builder *build, ember_step *step, ember_error error)
             measure_rows(program, step);
         return true;
     case EMBER_ACQUIRE_EXPERTS:
-        return check_acquire(step, error);
+        return check_acquire(program, step, error);
     case EMBER_TAKE_LAST_ROW:
         return check_last_row(step, error);
     }

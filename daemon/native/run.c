@@ -3,11 +3,6 @@
 
 #include "internal.h"
 
-static const dl_tensor *argument(const ember_step *step, int index)
-{
-    return step->arguments[index].pointer;
-}
-
 static int64_t element_count(const dl_tensor *tensor)
 {
     int64_t count = 1;
@@ -29,12 +24,34 @@ int64_t ember_row_bytes(const ember_tensor *tensor)
     return bytes;
 }
 
-/* With the whole bank mapped, every expert is resident: the ids only have to be real ones. */
-static bool acquire_experts(const ember_step *step, ember_error error)
+/* Copies the rows of `from` [tokens][top_k] to those of a layer in [tokens][layers][top_k]. */
+static void note(void *to, const ember_tensor *from, const ember_expert_layout *layout,
+                 int32_t layer)
 {
-    const int32_t *ids = argument(step, 0)->data, *table = argument(step, 1)->data;
-    int64_t experts = argument(step, 1)->shape[0], slots = argument(step, 2)->shape[0];
-    int64_t count = element_count(argument(step, 0));
+    int64_t bytes = ember_row_bytes(from);
+    for (int64_t token = 0; token < from->shape[0]; token++)
+        memcpy((char *)to + (token * layout->layers + layer) * bytes,
+               (const char *)from->dl.data + token * bytes, (size_t)bytes);
+}
+
+static void note_routing(const ember_trace *trace, const ember_step *step,
+                         const ember_acquired *acquired, const ember_expert_layout *layout)
+{
+    int64_t start = trace->tokens * layout->layers * layout->top_k;
+    note(trace->ids + start, acquired->ids, layout, step->symbol);
+    note(trace->weights + start, acquired->weights, layout, step->symbol);
+}
+
+/* With the whole bank mapped, every expert is resident: the ids only have to be real ones. */
+static bool acquire_experts(const ember_program *program, const ember_step *step,
+                            const ember_run *run, ember_error error)
+{
+    ember_acquired acquired = ember_step_acquired(step);
+    if (run->trace)
+        note_routing(run->trace, step, &acquired, &program->experts);
+    const int32_t *ids = acquired.ids->dl.data, *table = acquired.table->dl.data;
+    int64_t experts = acquired.table->shape[0], slots = acquired.bank->shape[0];
+    int64_t count = element_count(&acquired.ids->dl);
     for (int64_t i = 0; i < count; i++) {
         if (ids[i] < 0 || ids[i] >= experts)
             return ember_fail(error, "layer %d chose expert %d of %lld", step->symbol, ids[i],
@@ -126,7 +143,7 @@ static bool run_step(const ember_program *program, const ember_step *step, const
     case EMBER_CALL_EACH:
         return call_each(program, step, run, error);
     case EMBER_ACQUIRE_EXPERTS:
-        return acquire_experts(step, error);
+        return acquire_experts(program, step, run, error);
     case EMBER_TAKE_LAST_ROW:
         take_last_row(step, run->tokens);
         return true;

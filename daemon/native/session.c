@@ -92,31 +92,39 @@ static bool check_step(const ember_session *session, const int32_t *tokens, int3
 }
 
 /* Runs the sequences of two roles, the second one unless it is EMBER_BODY; the tokens and
- * positions are in their sections. */
-static ember_status run(ember_model *model, const ember_run *run, int32_t first, int32_t second,
-                        ember_error error)
+ * positions are in their sections. `sessions`: as in ember_run. */
+static ember_status run(ember_model *model, int32_t tokens, const ember_session_memory *sessions,
+                        int32_t first, int32_t second, ember_error error)
 {
-    const ember_step_list *body = ember_program_find(&model->program, run->tokens, first);
-    const ember_step_list *tail = ember_program_find(&model->program, run->tokens, second);
+    const ember_step_list *body = ember_program_find(&model->program, tokens, first);
+    const ember_step_list *tail = ember_program_find(&model->program, tokens, second);
     if (!body || !tail) {
         ember_fail(error, "the program has no sequence of role %d for %d tokens",
-                   body ? second : first, run->tokens);
+                   body ? second : first, tokens);
         return EMBER_REFUSED;
     }
+    ember_run run = {tokens, sessions, model->costs, model->trace};
     ember_pool_wake(model->pool);
     ember_library_use_pool(model->pool);
-    bool ok = ember_program_run(&model->program, body, run, error) &&
-              (second == EMBER_BODY || ember_program_run(&model->program, tail, run, error));
+    bool ok = ember_program_run(&model->program, body, &run, error) &&
+              (second == EMBER_BODY || ember_program_run(&model->program, tail, &run, error));
     ember_library_use_pool(NULL);
+    if (ok && model->trace)
+        model->trace->tokens += tokens;
     return ok ? EMBER_OK : EMBER_FAILED;
 }
 
-static bool fits_sections(const ember_model *model, int32_t count, ember_error error)
+static bool fits_model(const ember_model *model, int32_t count, ember_error error)
 {
     size_t bytes = (size_t)count * sizeof(int32_t);
     if (bytes > model->sections[EMBER_TOKENS].bytes ||
         bytes > model->sections[EMBER_POSITIONS].bytes)
         return ember_fail(error, "%d tokens in a step are more than the program takes", count);
+    const ember_trace *trace = model->trace;
+    if (trace && (trace->tokens < 0 || trace->tokens > trace->capacity - count))
+        return ember_fail(error, "the routing trace has room for %lld tokens and holds %lld: %d "
+                                 "more do not fit", (long long)trace->capacity,
+                          (long long)trace->tokens, count);
     return true;
 }
 
@@ -126,14 +134,14 @@ ember_status ember_session_step(ember_session *session, const int32_t *tokens, i
     ember_error error = {text, size};
     ember_model *model = session->model;
     if (!check_step(session, tokens, count, position, error) ||
-        !fits_sections(model, count, error))
+        !fits_model(model, count, error))
         return EMBER_REFUSED;
     int32_t *positions = (int32_t *)(void *)model->sections[EMBER_POSITIONS].base;
     memcpy(model->sections[EMBER_TOKENS].base, tokens, (size_t)count * sizeof *tokens);
     for (int32_t i = 0; i < count; i++)
         positions[i] = (int32_t)position + i;
     ember_session_memory memory = memory_of(session);
-    return run(model, &(ember_run){count, &memory, model->costs}, EMBER_BODY, role, error);
+    return run(model, count, &memory, EMBER_BODY, role, error);
 }
 
 ember_status ember_model_step(ember_model *model, ember_session *const *sessions,
@@ -141,7 +149,7 @@ ember_status ember_model_step(ember_model *model, ember_session *const *sessions
                               size_t size)
 {
     ember_error error = {text, size};
-    if (count < 1 || !fits_sections(model, count, error))
+    if (count < 1 || !fits_model(model, count, error))
         return EMBER_REFUSED;
     for (int32_t i = 0; i < count; i++)
         if (!check_step(sessions[i], &tokens[i], 1, at[i], error))
@@ -157,8 +165,7 @@ ember_status ember_model_step(ember_model *model, ember_session *const *sessions
         positions[i] = (int32_t)at[i];
         memories[i] = memory_of(sessions[i]);
     }
-    ember_status status = run(model, &(ember_run){count, memories, model->costs}, EMBER_BATCH,
-                              EMBER_LOGITS_ALL, error);
+    ember_status status = run(model, count, memories, EMBER_BATCH, EMBER_LOGITS_ALL, error);
     free(memories);
     return status;
 }

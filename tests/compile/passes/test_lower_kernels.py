@@ -150,6 +150,7 @@ def test_chosen_experts_are_acquired_once_before_they_are_read(
     read = [b.value.args[1][0] for b in bindings if _is_call(b.value, "relax.call_tir")]
     assert len(acquired) == acquires and len(read) == 2
     assert set(read) == set(acquired)
+    assert [len(b.value.args[1]) for b in bindings if b.var in acquired] == [3] * acquires
     assert not any("acquire" in symbol for symbol in library.builders)  # it is the core's
 
 
