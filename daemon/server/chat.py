@@ -11,12 +11,13 @@ from typing import Any
 from aiohttp import web
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.generation import Delta, Request, Scored
+from emberd.daemon.prompt import chat_prompt
 from emberd.daemon.sampling import Sampled
 from emberd.daemon.server import parameters, sse
 from emberd.daemon.server.errors import ApiError, to_api_error
 from emberd.daemon.server.fields import Fields, invalid, read_object
 from emberd.daemon.server.keys import SERVICE, Service
-from emberd.daemon.server.messages import mark, mark_message, read_messages
+from emberd.daemon.server.messages import read_messages
 from emberd.daemon.stream import Stream
 from emberd.daemon.text import Tokenizer
 
@@ -179,26 +180,14 @@ async def _generation(service: Service, fields: Fields) -> Request:
 def _prompt(
     service: Service, messages: list[dict[str, Any]], variables: dict[str, Any]
 ) -> tuple[list[int], int | None]:
-    """The prompt's tokens, and how many of them precede the generation prompt.
-
-    Only before a control token can a text be cut without changing its tokens.
-    """
     if service.template is None:
         raise ApiError(
             400, "this model has no chat template; use /v1/completions", code="no_chat_template"
         )
-    tokenizer = service.tokenizer
-    marked = [mark_message(tokenizer, message) for message in messages]
-    names = {name: mark(tokenizer, value) for name, value in variables.items()}
-    text, history = (service.template.render(marked, prompt, names) for prompt in (True, False))
-    opening = text.removeprefix(history)
-    if not 0 < len(opening) < len(text) or not tokenizer.begins_with_control(opening):
-        opening = text
-    turns = tokenizer.encode_with_control(text[: len(text) - len(opening)])
-    prompt = turns + tokenizer.encode_with_control(opening)
+    prompt, boundary = chat_prompt(service.tokenizer, service.template, messages, variables)
     if not prompt:
         raise ApiError(400, "the messages render to an empty prompt", param="messages")
-    return prompt, len(turns) or None
+    return prompt, boundary
 
 
 def _opens_thinking(tokenizer: Tokenizer, tail: list[int]) -> bool:

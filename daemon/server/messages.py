@@ -1,4 +1,4 @@
-"""The messages of a chat: checked, in the form that chat templates expect, and marked as text."""
+"""The messages of a chat: checked, and in the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import json
 from typing import Any
 
 from emberd.daemon.server.fields import Fields, invalid
-from emberd.daemon.text import THINK_CLOSE, THINK_OPEN, Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_THINKING = frozenset({THINK_OPEN, THINK_CLOSE})
 
 
 def read_messages(fields: Fields) -> list[dict[str, Any]]:
@@ -18,26 +16,6 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise invalid("messages", "expected a list of at least one message")
     return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
-
-
-def mark(tokenizer: Tokenizer, value: Any, keep: frozenset[str] = frozenset()) -> Any:
-    """``value`` with every control token's literal in its strings marked as plain text."""
-    if isinstance(value, str):
-        return tokenizer.mark(value, keep)
-    if isinstance(value, list):
-        return [mark(tokenizer, item, keep) for item in value]
-    if isinstance(value, dict):
-        return {tokenizer.mark(name): mark(tokenizer, item, keep) for name, item in value.items()}
-    return value
-
-
-def mark_message(tokenizer: Tokenizer, message: dict[str, Any]) -> dict[str, Any]:
-    """Templates look for the thinking inside an assistant's content: its tags stay."""
-    keep = _THINKING if message["role"] == "assistant" else frozenset()
-    return {
-        name: mark(tokenizer, value, keep if name == "content" else frozenset())
-        for name, value in message.items()
-    }
 
 
 def _message(where: str, message: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -17,11 +16,10 @@ from emberd.daemon.config import Config
 from emberd.daemon.core import Model
 from emberd.daemon.engine import Engine
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.prompt import load_template, load_tokenizer, read_json
 from emberd.daemon.server.app import make_app
 from emberd.daemon.server.fields import Fields
 from emberd.daemon.server.keys import Service
-from emberd.daemon.template import ChatTemplate
-from emberd.daemon.text import Tokenizer, special_tokens
 
 KEEPALIVE_SECONDS = 75.0  # a connection without a request is closed after it
 
@@ -31,11 +29,9 @@ log = logging.getLogger("emberd")
 def load_service(path: Path, config: Config) -> Service:
     """Load an artifact. Raises EmberdError."""
     artifact = Artifact.open(path)
-    tokenizer_config = _json(artifact, "tokenizer_config.json")
-    generation = _json(artifact, "generation_config.json")
-    tokenizer = Tokenizer(_text(artifact, "tokenizer.json"))
-    source = _template_source(artifact, tokenizer_config)
-    template = None if source is None else ChatTemplate(source, special_tokens(tokenizer_config))
+    generation = read_json(artifact, "generation_config.json")
+    tokenizer = load_tokenizer(artifact)
+    template = load_template(artifact)
     model = Model(artifact, config.threads or None)
     context = min(config.context or model.max_context, model.max_context)
     engine = Engine(
@@ -123,33 +119,3 @@ async def _drain(service: Service) -> None:
             log.warning("gave up waiting for %d requests", load.busy + load.queued)
             return
         await asyncio.sleep(0.02)
-
-
-def _text(artifact: Artifact, name: str) -> str:
-    try:
-        return artifact.read(name).decode()
-    except UnicodeDecodeError as error:
-        raise EmberdError(f"{name}: not UTF-8: {error}") from None
-
-
-def _json(artifact: Artifact, name: str) -> dict[str, Any]:
-    if not artifact.has(name):
-        return {}
-    try:
-        data = json.loads(_text(artifact, name))
-    except ValueError as error:
-        raise EmberdError(f"{name}: not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise EmberdError(f"{name}: expected an object")
-    return data
-
-
-def _template_source(artifact: Artifact, tokenizer_config: dict[str, Any]) -> str | None:
-    """chat_template.jinja, else the (default) chat_template of tokenizer_config.json."""
-    if artifact.has("chat_template.jinja"):
-        return _text(artifact, "chat_template.jinja")
-    source = tokenizer_config.get("chat_template")
-    if isinstance(source, list):
-        named = {item.get("name"): item.get("template") for item in source}
-        source = named.get("default")
-    return source if isinstance(source, str) else None
