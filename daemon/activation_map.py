@@ -12,9 +12,9 @@ are asked for. The file is one msgpack map:
     next_token    transitions: experts of the same layer that the next token chose
     next_layer    transitions: experts of the next layer that the same token chose
 
-Transitions are uint16 [layers, experts, SUCCESSORS, 2]: from an expert to its likeliest successors
-(expert, share), likeliest first; `share` in units of 1/65535 is how often the successor was chosen
-where the expert had been; unused places hold 65535, 0. Numbers are little-endian.
+Transitions are {successors, shares}, both uint16 [layers, experts, SUCCESSORS]: from an expert to
+its likeliest successors, likeliest first. A share, in units of 1/65535, is how often the successor
+was chosen where the expert had been; 0 stands for no successor. Numbers are little-endian.
 
 The identity says what the weights are, not how the artifact is laid out: a build with the map moves
 experts about in their file, and the map still fits.
@@ -22,13 +22,16 @@ experts about in their file, and the map still fits.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import msgpack
+from emberd.daemon.artifact import Artifact
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.record import INT64_MAX, Record
 
@@ -37,12 +40,14 @@ FORMAT = "emberd-activation-map"
 VERSION = 1
 MAX_BYTES = 2_100_000
 SUCCESSORS = 8  # kept of each expert
-UNUSED = 65535  # in place of an expert
 
 _MAX_LAYERS = 1024
+_MAX_EXPERTS = 1 << 16
 _MAX_COUNT = 2**32 - 1
 _SHARE = 65535
 _NAME_CHARACTERS = 80
+
+log = logging.getLogger("emberd")
 
 Expert = tuple[int, int]
 """(layer, expert)."""
@@ -59,22 +64,27 @@ class CommandClass:
     name: str
     commands: int
     tokens: int
-    choices: Sequence[int]
+    choices: array[int]
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """From each expert to its likeliest successors: `packed` uint16 [layers, experts, 8, 2]."""
+    """From each expert to its likeliest successors: both uint16 [layers * experts * SUCCESSORS]."""
 
     experts: int
-    packed: bytes
+    successors: array[int]
+    shares: array[int]
 
-    def successors(self, layer: int, expert: int) -> list[tuple[int, float]]:
+    def after(self, layer: int, expert: int) -> list[tuple[int, float]]:
         """(expert, share of the times it followed), likeliest first."""
-        size = 4 * SUCCESSORS
-        row = self.packed[(layer * self.experts + expert) * size :][:size]
-        pairs = struct.iter_unpack("<HH", row)
-        return [(successor, share / _SHARE) for successor, share in pairs if successor != UNUSED]
+        start = (layer * self.experts + expert) * SUCCESSORS
+        row = slice(start, start + SUCCESSORS)
+        pairs = zip(self.successors[row], self.shares[row], strict=True)
+        return [(successor, share / _SHARE) for successor, share in pairs if share]
+
+    def members(self) -> dict[str, bytes]:
+        """As they are in a file."""
+        return {"successors": _bytes(self.successors), "shares": _bytes(self.shares)}
 
 
 @dataclass(frozen=True)
@@ -107,7 +117,7 @@ class ActivationMap:
                 "profile again with a matching emberc"
             )
         layers = record.integer("layers", 1, _MAX_LAYERS)
-        experts = record.integer("experts", 1, UNUSED)
+        experts = record.integer("experts", 1, _MAX_EXPERTS)
         top_k = record.integer("top_k", 1, experts)
         classes = tuple(
             _command_class(entry, layers, experts, top_k) for entry in record.records("classes")
@@ -121,8 +131,8 @@ class ActivationMap:
             experts=experts,
             top_k=top_k,
             classes=classes,
-            next_token=_transitions(record, "next_token", layers, experts),
-            next_layer=_transitions(record, "next_layer", layers, experts),
+            next_token=_transitions(record.record("next_token"), layers, experts),
+            next_layer=_transitions(record.record("next_layer"), layers, experts),
         )
 
     @classmethod
@@ -141,7 +151,6 @@ class ActivationMap:
 
         Raises EmberdError when that is more than MAX_BYTES: too many classes.
         """
-        entries = self.layers * self.experts
         top = {
             "format": FORMAT,
             "version": VERSION,
@@ -154,12 +163,12 @@ class ActivationMap:
                     "name": entry.name,
                     "commands": entry.commands,
                     "tokens": entry.tokens,
-                    "choices": struct.pack(f"<{entries}I", *entry.choices),
+                    "choices": _bytes(entry.choices),
                 }
                 for entry in self.classes
             ],
-            "next_token": self.next_token.packed,
-            "next_layer": self.next_layer.packed,
+            "next_token": self.next_token.members(),
+            "next_layer": self.next_layer.members(),
         }
         data: bytes = msgpack.packb(top)
         if len(data) > MAX_BYTES:
@@ -168,6 +177,20 @@ class ActivationMap:
                 f"experts has {len(data)} bytes, at most {MAX_BYTES} fit: use fewer classes"
             )
         return data
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> ActivationMap | None:
+        """The map that an artifact was shipped with, if it has one and it is of this very model;
+        a warning is logged of one that is not, or is damaged."""
+        if not artifact.has(MAP_FILE):
+            return None
+        try:
+            found = cls.from_bytes(artifact.read(MAP_FILE))
+            found.check_model(artifact.model.identity)
+        except EmberdError as error:
+            log.warning("%s: going on without a map: %s", artifact.path, error)
+            return None
+        return found
 
     def check_model(self, identity: str) -> None:
         """Raises EmberdError when the map is not of the model with this identity."""
@@ -243,14 +266,14 @@ def pack_transitions(
 ) -> Transitions:
     """`successors`: (expert, share of the times it followed) for an expert, likeliest first; only
     the first SUCCESSORS are kept."""
-    rows = bytearray()
+    table = Transitions(experts, array("H"), array("H"))
     for layer in range(layers):
         for expert in range(experts):
             kept = list(successors.get((layer, expert), ()))[:SUCCESSORS]
-            words = [word for index, share in kept for word in (index, round(share * _SHARE))]
-            words += [UNUSED, 0] * (SUCCESSORS - len(kept))
-            rows += struct.pack(f"<{2 * SUCCESSORS}H", *words)
-    return Transitions(experts, bytes(rows))
+            kept += [(0, 0.0)] * (SUCCESSORS - len(kept))
+            table.successors.extend(successor for successor, _ in kept)
+            table.shares.extend(round(share * _SHARE) for _, share in kept)
+    return table
 
 
 def _command_class(record: Record, layers: int, experts: int, top_k: int) -> CommandClass:
@@ -259,9 +282,7 @@ def _command_class(record: Record, layers: int, experts: int, top_k: int) -> Com
         raise EmberdError(f"{record.name('name')} is {name!r:.100}: not a name for a class")
     commands = record.integer("commands", 1, INT64_MAX)
     tokens = record.integer("tokens", 1, _MAX_COUNT)
-    choices = struct.unpack(
-        f"<{layers * experts}I", _table(record, "choices", 4 * layers * experts)
-    )
+    choices = _table(record, "choices", "I", layers * experts)
     for layer, row in enumerate(_rows(choices, experts)):
         if sum(row) != tokens * top_k or max(row) > tokens:
             raise EmberdError(
@@ -271,22 +292,34 @@ def _command_class(record: Record, layers: int, experts: int, top_k: int) -> Com
     return CommandClass(name, commands, tokens, choices)
 
 
-def _transitions(record: Record, member: str, layers: int, experts: int) -> Transitions:
-    packed = _table(record, member, 4 * SUCCESSORS * layers * experts)
-    for index, share in struct.iter_unpack("<HH", packed):
-        if index >= experts and (index, share) != (UNUSED, 0):
-            raise EmberdError(f"{record.name(member)}: expert {index} of {experts}")
-    return Transitions(experts, packed)
+def _transitions(record: Record, layers: int, experts: int) -> Transitions:
+    entries = layers * experts * SUCCESSORS
+    successors = _table(record, "successors", "H", entries)
+    if max(successors) >= experts:
+        raise EmberdError(f"{record.name('successors')}: expert {max(successors)} of {experts}")
+    return Transitions(experts, successors, _table(record, "shares", "H", entries))
 
 
-def _table(record: Record, member: str, size: int) -> bytes:
-    data = record.packed(member, 1)
-    if len(data) != size:
-        raise EmberdError(f"{record.name(member)} has {len(data)} bytes, expected {size}")
-    return data
+def _table(record: Record, member: str, code: str, entries: int) -> array[int]:
+    """Unsigned integers of the type `code` (of the array module), as they are in a file."""
+    table = array(code)
+    data = record.packed(member, table.itemsize)
+    if len(data) != entries * table.itemsize:
+        raise EmberdError(f"{record.name(member)} is not a table of {entries} entries")
+    table.frombytes(data)
+    if sys.byteorder == "big":
+        table.byteswap()
+    return table
 
 
-def _rows(values: Sequence[int], width: int) -> Iterable[Sequence[int]]:
+def _bytes(table: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        table = table[:]
+        table.byteswap()
+    return table.tobytes()
+
+
+def _rows(values: array[int], width: int) -> Iterator[array[int]]:
     for start in range(0, len(values), width):
         yield values[start : start + width]
 

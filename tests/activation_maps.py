@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 from emberd.daemon.activation_map import (
     ActivationMap,
@@ -36,7 +37,7 @@ def random_map(
                 for expert in chosen:
                     row[expert] += 1
             choices += row
-        counted.append(CommandClass(name, 10 + number, tokens, tuple(choices)))
+        counted.append(CommandClass(name, 10 + number, tokens, array("I", choices)))
     return ActivationMap(
         model,
         layers,

@@ -142,15 +142,24 @@ class TinyModel:
     ) -> Path:
         """An artifact at `path`, of the tiny program unless another one is given."""
         with ArtifactWriter(path, TINY_DESCRIPTION, target="test") as writer:
-            writer.write_program(program or self.program)
-            writer.add_kernels("generic", cpu_features, self.kernels)
-            with writer.open_file("weights.bin") as file:
-                file.write(_floats(EMBEDDING).ljust(4096, b"\0"))
-                file.write(_floats(HEAD))
-            with writer.open_file("experts.bin") as file:
-                file.write(_floats(BANK))
-            writer.write_file("tokenizer.json", b"{}")
+            self.fill(writer, program, cpu_features)
         return path
+
+    def fill(
+        self,
+        writer: ArtifactWriter,
+        program: Program | None = None,
+        cpu_features: Sequence[str] = (),
+    ) -> None:
+        """Writes the files of an artifact."""
+        writer.write_program(program or self.program)
+        writer.add_kernels("generic", cpu_features, self.kernels)
+        with writer.open_file("weights.bin") as file:
+            file.write(_floats(EMBEDDING).ljust(4096, b"\0"))
+            file.write(_floats(HEAD))
+        with writer.open_file("experts.bin") as file:
+            file.write(_floats(BANK))
+        writer.write_file("tokenizer.json", b"{}")
 
     def with_steps(self, tokens: int, role: str, steps: Sequence[Step]) -> Program:
         """The tiny program with other steps in one sequence."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,17 @@ import msgpack
 import pytest
 from activation_maps import random_map
 from emberd.daemon.activation_map import (
+    MAP_FILE,
     MAX_BYTES,
     SUCCESSORS,
-    UNUSED,
     ActivationMap,
     pack_transitions,
 )
+from emberd.daemon.artifact import Artifact, ArtifactWriter
 from emberd.daemon.errors import EmberdError
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_model import TINY_DESCRIPTION, TinyModel
 
 MAP = random_map()
 BYTES = MAP.to_bytes()
@@ -65,11 +68,11 @@ def test_the_hottest_come_from_all_layers_most_chosen_first() -> None:
 def test_transitions_keep_the_likeliest() -> None:
     many = [(expert, 1 - expert / 20) for expert in range(12)]
     packed = pack_transitions(2, 12, {(1, 3): many, (0, 0): [(7, 1.0)]})
-    found = packed.successors(1, 3)
+    found = packed.after(1, 3)
     assert [expert for expert, _ in found] == list(range(SUCCESSORS))
     assert [share for _, share in found] == pytest.approx([1 - i / 20 for i in range(8)], abs=1e-4)
-    assert packed.successors(0, 0) == [(7, 1.0)]
-    assert packed.successors(0, 3) == []
+    assert packed.after(0, 0) == [(7, 1.0)]
+    assert packed.after(0, 3) == []
 
 
 def test_a_map_for_40_layers_of_256_experts_fits_the_limit() -> None:
@@ -115,7 +118,11 @@ def put_in_class(member: str, value: Any) -> Callable[[Any], None]:
 
 
 CHOICES = msgpack.unpackb(BYTES)["classes"][0]["choices"]
-TRANSITIONS = msgpack.unpackb(BYTES)["next_token"]
+NEXT_LAYER = msgpack.unpackb(BYTES)["next_layer"]
+
+
+def put_in_transitions(member: str, value: Any) -> Callable[[Any], None]:
+    return lambda top: top["next_layer"].update({member: value})
 
 
 @pytest.mark.parametrize(
@@ -126,8 +133,8 @@ TRANSITIONS = msgpack.unpackb(BYTES)["next_token"]
         (put("model", 5), "model is not a string"),
         (put("layers", 0), "layers is 0"),
         (put("layers", 2**40), "layers is 1099511627776"),
-        (put("layers", 4), "bytes, expected"),
-        (put("experts", UNUSED + 1), "experts is 65536"),
+        (put("layers", 4), "choices is not a table of 32 entries"),
+        (put("experts", 2**16 + 1), "experts is 65537"),
         (put("top_k", 9), "top_k is 9, expected an integer from 1 to 8"),
         (put("top_k", 1), "expected 1 different experts for each of 50 tokens"),
         (put("classes", []), "classes are none"),
@@ -138,12 +145,16 @@ TRANSITIONS = msgpack.unpackb(BYTES)["next_token"]
         (put_in_class("commands", 0), "commands is 0"),
         (put_in_class("tokens", True), "tokens is True"),
         (put_in_class("tokens", 49), "for each of 49 tokens"),
-        (put_in_class("choices", CHOICES[:-4]), "expected 96"),
+        (put_in_class("choices", CHOICES[:-4]), "not a table of 24 entries"),
         (put_in_class("choices", b"\xff" * len(CHOICES)), "different experts"),
         (put_in_class("choices", "x" * 96), "not a packed table"),
-        (put("next_token", TRANSITIONS + b"\0\0\0\0"), "next_token has"),
-        (put("next_layer", b"\x08\0\0\0" + TRANSITIONS[4:]), "expert 8 of 8"),
-        (put("next_layer", None), "not a packed table"),
+        (put("next_token", None), "next_token is not a map"),
+        (put_in_transitions("shares", NEXT_LAYER["shares"] + b"\0\0"), "next_layer.shares is not"),
+        (
+            put_in_transitions("successors", b"\x08\0" + NEXT_LAYER["successors"][2:]),
+            "next_layer.successors: expert 8 of 8",
+        ),
+        (put_in_transitions("successors", b"\0"), "packed table of 2-byte entries"),
     ],
 )
 def test_what_is_wrong_is_named(change: Callable[[Any], None], message: str) -> None:
@@ -182,5 +193,39 @@ def test_a_flipped_byte_is_an_error_or_another_sound_map(position: int, change: 
         expert < found.experts
         for layer in range(found.layers)
         for start in range(found.experts)
-        for expert, _ in found.next_token.successors(layer, start)
+        for expert, _ in found.next_token.after(layer, start)
     )
+
+
+def shipped(tiny: TinyModel, folder: Path, data: bytes | None) -> Artifact:
+    """An artifact with this for a map."""
+    with ArtifactWriter(folder / "artifact", TINY_DESCRIPTION, target="test") as writer:
+        tiny.fill(writer)
+        writer.set_identity("ab" * 32)
+        if data is not None:
+            writer.write_file(MAP_FILE, data)
+    return Artifact.open(folder / "artifact")
+
+
+def test_an_artifact_has_its_own_map(tiny: TinyModel, tmp_path: Path) -> None:
+    assert ActivationMap.of(shipped(tiny, tmp_path, BYTES)) == MAP
+    assert ActivationMap.of(shipped(tiny, tmp_path, None)) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (replace(MAP, model="cd" * 32).to_bytes(), "made for another model ('cdcdcdcdcdcd'"),
+        (BYTES[:-1], "not readable"),
+    ],
+)
+def test_an_artifact_with_a_foreign_or_damaged_map_goes_without(
+    tiny: TinyModel,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    data: bytes,
+    reason: str,
+) -> None:
+    """Case R4."""
+    assert ActivationMap.of(shipped(tiny, tmp_path, data)) is None
+    assert "going on without a map" in caplog.text and reason in caplog.text
