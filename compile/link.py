@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tvm
 from emberd.compile.isa.isa import Isa
+from emberd.compile.parallel import in_order
 from emberd.compile.passes.lower_kernels import KernelLibrary
 from emberd.daemon.errors import EmberdError
 
@@ -35,10 +34,9 @@ def build_library(
 
     with tempfile.TemporaryDirectory() as folder:
         names = []
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            for number, data in enumerate(pool.map(compiled, sorted(library.builders))):
-                names.append(f"{number}.o")
-                (Path(folder) / names[-1]).write_bytes(data)
+        for number, data in enumerate(in_order(compiled, sorted(library.builders))):
+            names.append(f"{number}.o")
+            (Path(folder) / names[-1]).write_bytes(data)
         _link(names, Path(folder))
         return (Path(folder) / "kernels.so").read_bytes()
 

@@ -15,9 +15,10 @@ import numpy as np
 from emberd.compile.converted import BlockInstance, ConvertedModel
 from emberd.compile.isa.isa import Isa
 from emberd.compile.link import build_library
+from emberd.compile.parallel import in_order
 from emberd.compile.pipeline import CompiledBlocks
 from emberd.compile.program import ProgramBuilder, weight_key
-from emberd.compile.quantize.formats import FORMATS, expert_bytes, pack_expert
+from emberd.compile.quantize.formats import FORMATS, Bytes, expert_bytes, pack_expert
 from emberd.compile.quantize.recipes import Recipe
 from emberd.compile.residency.order import bank_indices, expert_order
 from emberd.daemon.activation_map import MAP_FILE, ActivationMap, Expert
@@ -169,12 +170,7 @@ def _write_weights(
         if item.offset < file.size:
             continue  # stored already: tied
         progress(item.key)
-        reference = item.instance.weights[item.name]
-        for rows in _row_blocks(reference.shape):
-            values = model.read_weight(reference, rows=rows)
-            matrix = values if values.ndim == 2 else values.reshape(len(values), -1)
-            with _naming(reference.name):
-                packed = FORMATS[item.format].pack(matrix)
+        for packed in _packed(model, item):
             file.write(packed.data)
         file.write(bytes(_aligned(file.size) - file.size))
     digest = file.hexdigest()
@@ -184,6 +180,18 @@ def _write_weights(
         file.write(bytes(_aligned(file.size) - file.size))
     file.write(bytes(-file.size % PAGE))
     return digest
+
+
+def _packed(model: ConvertedModel, item: _Placed) -> Iterator[Bytes]:
+    """The bytes of a weight, block of rows after block of rows."""
+    reference = item.instance.weights[item.name]
+
+    def pack(rows: slice) -> Bytes:
+        values = model.read_weight(reference, rows=rows)
+        with _naming(reference.name):
+            return FORMATS[item.format].pack(values.reshape(len(values), -1))
+
+    return in_order(pack, _row_blocks(reference.shape))
 
 
 def _write_experts(
@@ -196,16 +204,21 @@ def _write_experts(
     """Returns the hash of each expert's blob."""
     packing = FORMATS[recipe.format_of("moe", "experts_down")]
     instances = {instance.layer: instance for instance in model.stack if instance.block == "moe"}
-    digests = {}
-    for layer, expert in order:
-        progress(f"expert {expert} of layer {layer}")
+
+    def pack(place: Expert) -> tuple[Bytes, str]:
+        layer, expert = place
         weights = instances[layer].weights
         gate_up, down = weights["experts_gate_up"], weights["experts_down"]
         matrices = model.read_expert(gate_up, expert), model.read_expert(down, expert)
         with _naming(f"{gate_up.name} or {down.name}, expert {expert}"):
             packed = pack_expert(packing, *matrices)
+        return packed, hashlib.blake2b(packed.data, digest_size=32).hexdigest()
+
+    digests = {}
+    for (layer, expert), (packed, digest) in zip(order, in_order(pack, order), strict=True):
+        progress(f"expert {expert} of layer {layer}")
         file.write(packed.data)
-        digests[layer, expert] = hashlib.blake2b(packed.data, digest_size=32).hexdigest()
+        digests[layer, expert] = digest
     return digests
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,12 +74,13 @@ class WeightReader:
     """Reads parts of weights from their shards, never more than is asked for.
 
     It reads instead of mapping: a file that shrinks meanwhile gives an error and not SIGBUS, and a
-    checkpoint of any size passes under a limit on address space.
+    checkpoint of any size passes under a limit on address space. Several threads may read.
     """
 
     def __init__(self, shards: Mapping[str, Shard]) -> None:
         self._shards = shards
         self._descriptors: dict[str, int] = {}
+        self._opening = threading.Lock()
 
     def read(
         self, reference: WeightReference, first: int = 0, count: int | None = None
@@ -133,8 +135,9 @@ class WeightReader:
         path = self._shards[shard].path
         view = chunk.data.cast("B")
         try:
-            if shard not in self._descriptors:
-                self._descriptors[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            with self._opening:
+                if shard not in self._descriptors:
+                    self._descriptors[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             while view:
                 size = os.preadv(self._descriptors[shard], [view], offset)
                 if not size:

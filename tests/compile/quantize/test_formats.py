@@ -11,7 +11,7 @@ from emberd.compile.quantize.formats import (
 )
 from emberd.daemon.errors import EmberdError
 
-SHAPES = [(16, 64), (1, 32), (17, 96), (40, 160), (150, 128)]
+SHAPES = [(16, 64), (1, 32), (17, 96), (40, 160), (150, 128), (300, 64)]
 
 
 def _weights(rows: int, columns: int) -> np.ndarray:
@@ -44,6 +44,48 @@ def test_packing_is_idempotent(grouped: Format, rows: int, columns: int) -> None
     unpacked = grouped.unpack(grouped.pack(_weights(rows, columns)), rows, columns)
     packed = grouped.pack(unpacked)
     np.testing.assert_allclose(grouped.unpack(packed, rows, columns), unpacked, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize("magnitude", [1.0, 1e-6, 1e4])
+def test_packed_bytes_are_those_of_the_definition(
+    grouped: Format, rows: int, columns: int, magnitude: float
+) -> None:
+    weights = _weights(rows, columns) * np.float32(magnitude)
+    assert bytes(grouped.pack(weights)) == _packed_by_definition(grouped.name, weights)
+
+
+def _packed_by_definition(name: str, weights: np.ndarray) -> bytes:
+    """What the module's description says, one group of one row after the other."""
+    rows, columns = -(-weights.shape[0] // 16) * 16, -(-weights.shape[1] // 64) * 64
+    padded = np.zeros((rows, columns), np.float32)
+    padded[: weights.shape[0], : weights.shape[1]] = weights
+    packed = b""
+    for tile in range(0, rows, 16):
+        for block in range(0, columns, 64):
+            scales, data = np.zeros((2, 16), np.float16), []
+            for half in range(2):
+                values = np.zeros((16, 32), np.uint8)
+                for row in range(16):
+                    start = block + 32 * half
+                    group = padded[tile + row, start : start + 32]
+                    scales[half, row], values[row] = _quantised_group(name, group)
+                if name == "q4":
+                    values = values[:, :16] | values[:, 16:] << 4
+                data += [values[:, j : j + 4].tobytes() for j in range(0, values.shape[1], 4)]
+            packed += scales.tobytes() + b"".join(data)
+    return packed
+
+
+def _quantised_group(name: str, group: np.ndarray) -> tuple[np.float16, np.ndarray]:
+    if name == "q4":
+        low, high = group.min(), group.max()
+        scale, zero, allowed = (low if -low >= high else high) / np.float32(-8), 8, (0, 15)
+    else:
+        scale, zero, allowed = np.abs(group).max() / np.float32(127), 128, (1, 255)
+    stored = np.float16(scale) + np.float16(0)
+    inverse = 1 / np.float32(stored) if stored else np.float32(0)
+    return stored, np.clip(np.rint(group * inverse) + zero, *allowed).astype(np.uint8)
 
 
 def test_layout_of_q4_block() -> None:
