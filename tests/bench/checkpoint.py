@@ -12,7 +12,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,51 +44,64 @@ FIFTH = TinyModel(
 _PART = 1 << 22  # values drawn at a time, each part from a generator of its own
 
 Values = NDArray[np.uint16]
+Floats = NDArray[np.float32]
+Planted = Callable[[int, int], Floats]
+"""(start, count) -> what is added to so many values of a tensor, from `start` on."""
 
 
 @dataclass(frozen=True)
 class _Tensor:
     name: str
     shape: tuple[int, ...]
-    sample: Callable[[np.random.Generator, int], NDArray[np.float32]]
+    sample: Callable[[np.random.Generator, int], Floats]
+    planted: Planted | None = None
 
     def part(self, index: int) -> Values:
         """The bfloat16 bits of the values from index * _PART on."""
         seed = zlib.crc32(f"{self.name}/{index}".encode())
         count = min(_PART, math.prod(self.shape) - index * _PART)
-        bits = self.sample(np.random.Generator(np.random.SFC64(seed)), count).view(np.uint32)
+        values = self.sample(np.random.Generator(np.random.SFC64(seed)), count)
+        if self.planted is not None:
+            values += self.planted(index * _PART, count)
+        bits = values.view(np.uint32)
         bits += 0x8000
         return (bits >> 16).astype(np.uint16)
 
 
 class _Tensors:
-    """Collects what `draw` asks for without drawing it."""
+    """Collects what `draw` asks for without drawing it, with what is planted in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, planted: Mapping[str, Planted]) -> None:
         self.tensors: list[_Tensor] = []
+        self._planted = planted
 
     def normal(self, name: str, shape: tuple[int, ...], std: float, mean: float = 0.0) -> None:
-        def sample(generator: np.random.Generator, count: int) -> NDArray[np.float32]:
+        def sample(generator: np.random.Generator, count: int) -> Floats:
             values = generator.standard_normal(count, np.float32)
             values *= np.float32(std)
             values += np.float32(mean)
             return values
 
-        self.tensors.append(_Tensor(name, shape, sample))
+        self.tensors.append(_Tensor(name, shape, sample, self._planted.get(name)))
 
     def uniform(self, name: str, shape: tuple[int, ...], low: float, high: float) -> None:
-        def sample(generator: np.random.Generator, count: int) -> NDArray[np.float32]:
+        def sample(generator: np.random.Generator, count: int) -> Floats:
             return generator.uniform(low, high, count).astype(np.float32)
 
         self.tensors.append(_Tensor(name, shape, sample))
 
 
-def write(folder: Path, model: TinyModel = FIFTH) -> None:
-    """Write the checkpoint; equal bytes every time. Holds a few parts of a tensor at a time."""
+def write(
+    folder: Path, model: TinyModel = FIFTH, planted: Mapping[str, Planted] | None = None
+) -> None:
+    """Write the checkpoint; equal bytes every time. Holds a few parts of a tensor at a time.
+
+    `planted`: by name of a normally distributed tensor, what is added to it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = json.dumps(configuration(model), indent=1)
     (folder / "config.json").write_text(config, encoding="utf-8")
-    collected = _Tensors()
+    collected = _Tensors(planted or {})
     draw(model, collected)
     header, end = {}, 0
     for tensor in collected.tensors:

@@ -49,7 +49,7 @@ def test_is_the_same_every_time(tmp_path: Path) -> None:
 
 def test_a_fifth_of_the_real_model() -> None:
     def parameters(model: TinyModel) -> int:
-        collected = checkpoint._Tensors()
+        collected = checkpoint._Tensors({})
         draw(model, collected)
         return sum(math.prod(tensor.shape) for tensor in collected.tensors)
 
