@@ -80,7 +80,7 @@ class Weights:
             + T.int64(self.offset)
         )
         with T.serial(0, (groups + 1) // 2) as block:
-            if not _is_one(count):
+            if not is_one(count):
                 self._prefetch(T.Bind(tile_offset + block * self.format.block_bytes))
             halves = 2 if groups % 2 == 0 else T.min(2, groups - block * 2)
             with T.serial(0, halves) as half, T.serial(0, TILE // isa.lanes) as part:
@@ -196,7 +196,7 @@ def dot_float(isa: Isa, weight: Buffer, x: Buffer, put: Callable[[Expr, list[Exp
     single token it is one row, so that a thread reads one stream.
     """
     (n, columns), tokens = (int(d) for d in weight.shape), x.shape[0]
-    size = 1 if _is_one(tokens) else _FLOAT_ROWS
+    size = 1 if is_one(tokens) else _FLOAT_ROWS
 
     def load_weight(row: Expr, column: Expr, lanes: int) -> Expr:
         return load(weight, [row, column], lanes)
@@ -227,5 +227,5 @@ def over_weights(tasks: int, elements: int, tokens: Dimension) -> Any:
     return T.parallel(0, tasks)
 
 
-def _is_one(dimension: Dimension) -> bool:
+def is_one(dimension: Dimension) -> bool:
     return isinstance(dimension, int | IntImm) and int(dimension) == 1

@@ -19,7 +19,7 @@ from emberd.compile.isa.vector import (
 )
 from emberd.compile.kernels.activations import Activations, types_suffix
 from emberd.compile.kernels.dimensions import Scratch, dimension, token_suffix
-from emberd.compile.kernels.dot import ROWS, Weights, dot_float, over_weights
+from emberd.compile.kernels.dot import ROWS, Weights, dot_float, is_one, over_weights
 from emberd.compile.quantize.activations import Precision
 from emberd.compile.quantize.formats import FORMATS, TILE, GroupFormat
 from numpy.typing import NDArray
@@ -96,20 +96,26 @@ def _grouped(
 ) -> None:
     """A task is a tile of 16 rows: its weights are read once and stay in cache for all tokens."""
     tokens, n = y.shape[0], int(y.shape[1])
-    tiles = over_weights(-(-n // TILE), TILE * weights.columns, tokens)
-    with tiles as tile, T.serial(0, (tokens + ROWS - 1) // ROWS) as block:
-        first = T.Bind(block * ROWS)
-        count = T.Bind(T.min(tokens - first, T.int64(ROWS)))
-        sums = weights.dot_tile(isa, tile, activations, partial(add, first), count)
+    with over_weights(-(-n // TILE), TILE * weights.columns, tokens) as tile:
 
-        def finish(valid: int) -> None:
-            lanes = isa.lanes if valid == TILE else 1
-            with T.serial(0, count) as row:
-                for lane in range(0, valid, lanes):
-                    value = load(sums, [row * TILE + lane], lanes)
-                    _put(y, residual, value, [first + row, tile * TILE + lane])
+        def compute(first: Expr, count: Expr | int) -> None:
+            sums = weights.dot_tile(isa, tile, activations, partial(add, first), count)
 
-        for_block(tile, n, TILE, finish)
+            def finish(valid: int) -> None:
+                lanes = isa.lanes if valid == TILE else 1
+                with T.serial(0, count) as row:
+                    for lane in range(0, valid, lanes):
+                        value = load(sums, [row * TILE + lane], lanes)
+                        _put(y, residual, value, [first + row, tile * TILE + lane])
+
+            for_block(tile, n, TILE, finish)
+
+        if is_one(tokens):
+            compute(T.int64(0), 1)
+        else:
+            with T.serial(0, (tokens + ROWS - 1) // ROWS) as block:
+                first = T.Bind(block * ROWS)
+                compute(first, T.Bind(T.min(tokens - first, T.int64(ROWS))))
 
 
 def _put(y: Buffer, residual: Buffer | None, value: Expr, at: list[Expr]) -> None:

@@ -145,3 +145,12 @@ def test_silent_and_loud_activations(case: Case, harness: Any, library: Any) -> 
 def test_dimensions_that_the_format_cannot_take(isa: Isa) -> None:
     with pytest.raises(EmberdError, match="multiple of 32"):
         linear(isa, format="q4", activations="int8", n=16, k=40, residual=False, tokens=1)
+
+
+@pytest.mark.parametrize(("tokens", "asks"), [(1, False), (None, True)])
+def test_a_single_token_asks_for_no_weights_ahead(isa: Isa, tokens: int | None, asks: bool) -> None:
+    """One stream is followed best by the hardware alone: 19 GB/s with requests, 23 without."""
+    function = linear(
+        isa, format="q4", activations="int16", n=64, k=64, residual=False, tokens=tokens
+    )
+    assert ("prefetch" in function.script()) is asks
