@@ -88,7 +88,12 @@ def write_artifact(
         weight_offsets={item.key: item.offset for item in placed} | constant_offsets,
         bank_indices=dict(zip(layers, bank_indices(order, dimensions.layers), strict=True)),
     )
-    program = builder.build(compiled.programs, compiled.chunks, compiled.kernels.of_one_token)
+    program = builder.build(
+        compiled.programs,
+        compiled.chunks,
+        compiled.kernels.of_one_token,
+        compiled.kernels.in_waves,
+    )
     with ArtifactWriter(destination, description, target=target) as writer:
         writer.write_program(program)
         for isa in isas:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -193,16 +193,20 @@ class ProgramBuilder:
     _state_bytes: int = 0
     _kv_bytes: int = 0
     _states: dict[str, Buffer] = field(default_factory=dict)
+    _in_waves: frozenset[str] = frozenset()
 
     def build(
         self,
         blocks: dict[tuple[str, int], BlockProgram],
         chunks: list[int],
         of_one_token: Mapping[str, str],
+        in_waves: Collection[str],
     ) -> Program:
         """`blocks`: every block kind of the model for every chunk size in `chunks`, 1 among them;
-        `of_one_token`: for each kernel with a state, the one that takes a single token.
+        `of_one_token`: for each kernel with a state, the one that takes a single token; `in_waves`:
+        the kernels that take their experts a part after the other.
         """
+        self._in_waves = frozenset(in_waves)
         sequences = []
         hidden_bytes = _aligned(chunks[-1] * self.model.dimensions.hidden_size * 4)
         for tokens in chunks:
@@ -320,7 +324,8 @@ class ProgramBuilder:
                 assert layer is not None
                 steps.append(Step(StepKind.ACQUIRE_EXPERTS, layer, tuple(ids)))
             else:
-                steps.append(Step(StepKind.CALL, self._symbol(symbol), tuple(ids)))
+                kind = StepKind.CALL_IN_WAVES if symbol in self._in_waves else StepKind.CALL
+                steps.append(Step(kind, self._symbol(symbol), tuple(ids)))
         return steps
 
     def _buffer(

@@ -22,7 +22,7 @@ import msgpack
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.record import INT64_MAX, Record
 
-PROGRAM_VERSION = 2
+PROGRAM_VERSION = 3
 BUFFER_FIELDS = 8
 LARGEST_CHUNK = 1 << 16
 SECTION_SIZES = ("scratch", "state", "kv_per_token", "logits", "tokens", "positions")
@@ -50,6 +50,7 @@ class StepKind(IntEnum):
     ACQUIRE_EXPERTS = 1  # layer `symbol`: make the experts of (ids, weights, table, bank) resident
     CALL_EACH = 2  # call kernel `symbol` for each token, with its rows and its own session
     TAKE_LAST_ROW = 3  # (rows, one row): copy the last token's row
+    CALL_IN_WAVES = 4  # call kernel `symbol` for parts of the experts acquired last, once for each
 
 
 # DLPack type code and bits; one lane.

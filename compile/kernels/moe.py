@@ -2,7 +2,9 @@
 
 Experts are read where they lie: an id is looked up in a table that gives the expert's slot in the
 bank. For one token every chosen expert is one stream of memory. For many, the (token, expert) pairs
-are sorted by expert inside the kernel, so that a chunk of a prompt reads each expert once.
+are sorted by expert inside the kernel, so that a chunk of a prompt reads each expert once, and the
+weighted sum is a kernel of its own: so a chunk whose experts do not fit in memory together calls
+the first kernel for some of them after the other.
 """
 
 from __future__ import annotations
@@ -12,14 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from emberd.compile.isa.isa import Isa
-from emberd.compile.isa.math import Register
 from emberd.compile.isa.vector import (
     Buffer,
     Expr,
     PrimFunc,
     broadcast,
     constant,
-    for_vectors,
     kernel,
     load,
     multiply_add,
@@ -76,42 +76,75 @@ def moe(
     intermediate: int,
     experts: int,
     top_k: int,
-    tokens: int | None,
 ) -> PrimFunc:
-    """The experts' part of a layer, for one token (tokens = 1) or any number.
+    """The experts' part of a layer, for one token.
 
-    x f32[T,H], ids i32[T,K], weights f32[T,K], expert_table i32[E], bank u8[S, expert_bytes]
-    -> y f32[T,H]; scratch. Ids are trusted to be in 0..E-1, table entries in 0..S-1. The experts of
-    a token are added in order of k. In q8 and q4, x and the hidden units are quantised to
-    `activations`; in f32 that is float32. EmberdError when the format cannot take the dimensions.
+    x f32[1,H], ids i32[1,K], weights f32[1,K], expert_table i32[E], bank u8[S, expert_bytes]
+    -> y f32[1,H]; scratch. Ids are trusted to be in 0..E-1, table entries in 0..S-1. Experts are
+    added in order of k. In q8 and q4, x and the hidden units are quantised to `activations`; in f32
+    that is float32. EmberdError when the format cannot take the dimensions.
     """
     weight_format = FORMATS[format]
     size = expert_bytes(weight_format, hidden, intermediate)
     types = types_suffix(format, activations)
-    name = f"moe_{types}_h{hidden}_i{intermediate}_e{experts}_k{top_k}_{token_suffix(tokens)}"
+    name = f"moe_{types}_h{hidden}_i{intermediate}_e{experts}_k{top_k}_{token_suffix(1)}"
     with kernel(name) as builder:
-        rows = dimension("tokens", tokens)
-        x = T.arg("x", T.buffer((rows, hidden), "float32"))
-        ids = T.arg("ids", T.buffer((rows, top_k), "int32"))
-        weights = T.arg("weights", T.buffer((rows, top_k), "float32"))
+        x = T.arg("x", T.buffer((1, hidden), "float32"))
+        ids = T.arg("ids", T.buffer((1, top_k), "int32"))
+        weights = T.arg("weights", T.buffer((1, top_k), "float32"))
         table = T.arg("expert_table", T.buffer((experts,), "int32"))
         bank = T.arg("bank", T.buffer((dimension("slots"), T.int64(size)), "uint8"))
-        y = T.arg("y", T.buffer((rows, hidden), "float32"))
-        layer = declare_experts(
-            isa, weight_format, activations, x, bank, rows * top_k, intermediate
-        )
-        if tokens == 1:
-            with T.sblock("root"):
-                _one_token(layer, ids, weights, table, y)
-        else:
-            order = _Order.arguments(rows * top_k, experts)
-            outputs = T.arg("outputs", T.buffer((rows * top_k, hidden), "float32"))
-            with T.sblock("root"):
-                _many_tokens(isa, layer, ids, weights, table, y, order, outputs)
+        y = T.arg("y", T.buffer((1, hidden), "float32"))
+        layer = declare_experts(isa, weight_format, activations, x, bank, top_k, intermediate)
+        with T.sblock("root"):
+            _one_token(layer, ids, weights, table, y)
     return builder.get()
 
 
 def moe_scratch(
+    *, format: str, activations: Precision, hidden: int, intermediate: int, top_k: int
+) -> Scratch:
+    """Scratch of `moe`."""
+    return experts_scratch(FORMATS[format], activations, 1, top_k, hidden, intermediate)
+
+
+def expert_outputs(
+    isa: Isa,
+    *,
+    format: str,
+    activations: Precision,
+    hidden: int,
+    intermediate: int,
+    experts: int,
+    top_k: int,
+) -> PrimFunc:
+    """What the experts of any number of tokens put out, as `moe` computes it, not added up yet.
+
+    x f32[T,H], ids i32[T,K], expert_table i32[E], bank u8[S, expert_bytes] -> outputs f32[T*K,H],
+    row t * K + k for expert ids[t, k]; scratch. Rows of experts whose table entry is -1 are left as
+    they are, so that calls with parts of the experts in the table fill the outputs together.
+    """
+    weight_format = FORMATS[format]
+    size = expert_bytes(weight_format, hidden, intermediate)
+    types = types_suffix(format, activations)
+    name = f"expert_outputs_{types}_h{hidden}_i{intermediate}_e{experts}_k{top_k}"
+    with kernel(name) as builder:
+        rows = dimension("tokens")
+        x = T.arg("x", T.buffer((rows, hidden), "float32"))
+        ids = T.arg("ids", T.buffer((rows, top_k), "int32"))
+        table = T.arg("expert_table", T.buffer((experts,), "int32"))
+        bank = T.arg("bank", T.buffer((dimension("slots"), T.int64(size)), "uint8"))
+        outputs = T.arg("outputs", T.buffer((rows * top_k, hidden), "float32"))
+        layer = declare_experts(
+            isa, weight_format, activations, x, bank, rows * top_k, intermediate
+        )
+        order = _Order.arguments(rows * top_k, experts)
+        with T.sblock("root"):
+            _many_tokens(layer, ids, table, outputs, order)
+    return builder.get()
+
+
+def expert_outputs_scratch(
     tokens: int,
     *,
     format: str,
@@ -121,12 +154,10 @@ def moe_scratch(
     experts: int,
     top_k: int,
 ) -> Scratch:
-    """Scratch of the kernel for one token, or of that for many when tokens > 1."""
+    """Scratch of `expert_outputs`."""
     pairs = tokens * top_k
     scratch = experts_scratch(FORMATS[format], activations, tokens, pairs, hidden, intermediate)
-    if tokens > 1:
-        scratch += [*_Order.scratch(pairs, experts), ("float32", (pairs, hidden))]
-    return scratch
+    return [*scratch, *_Order.scratch(pairs, experts)]
 
 
 def _one_token(layer: Experts, ids: Buffer, weights: Buffer, table: Buffer, y: Buffer) -> None:
@@ -163,7 +194,7 @@ class _Order:
     pairs: Buffer  # int32 [pairs], sorted
     starts: Buffer  # int32 [experts + 1]: where each expert's pairs begin
     cursors: Buffer  # int32 [experts]
-    active: Buffer  # int32 [experts]: those with a pair
+    active: Buffer  # int32 [experts]: those with a pair and a slot
     active_count: Buffer  # int32 [1]
 
     @staticmethod
@@ -186,7 +217,7 @@ class _Order:
             ("int32", (1,)),
         ]
 
-    def sort(self, ids: Buffer) -> None:
+    def sort(self, ids: Buffer, table: Buffer) -> None:
         """A stable counting sort."""
         tokens, top_k = ids.shape[0], int(ids.shape[1])
         experts = int(self.active.shape[0])
@@ -202,7 +233,7 @@ class _Order:
             count = load(self.cursors, [expert], 1)
             store(self.cursors, start, [expert])
             store(self.starts, start + count, [expert + 1])
-            with T.If(count > 0), T.Then():
+            with T.If(T.And(count > 0, table[expert] >= 0)), T.Then():
                 position = load(self.active_count, [0], 1)
                 store(self.active, T.Cast("int32", expert), [position])
                 store(self.active_count, position + 1, [0])
@@ -214,16 +245,9 @@ class _Order:
 
 
 def _many_tokens(
-    isa: Isa,
-    layer: Experts,
-    ids: Buffer,
-    weights: Buffer,
-    table: Buffer,
-    y: Buffer,
-    order: _Order,
-    outputs: Buffer,
+    layer: Experts, ids: Buffer, table: Buffer, outputs: Buffer, order: _Order
 ) -> None:
-    """Sort, hidden units, outputs of every pair, weighted sum.
+    """Sort, hidden units, outputs of every pair whose expert has a slot.
 
     Tasks go through the experts for one part of them after the other: with a few threads, each
     computes the same share of every expert however unevenly the tokens chose.
@@ -231,7 +255,7 @@ def _many_tokens(
     tokens, top_k = ids.shape[0], int(ids.shape[1])
     with T.parallel(0, tokens) as token:
         layer.prepare(token)
-    order.sort(ids)
+    order.sort(ids, table)
     active_count = load(order.active_count, [0], 1)
 
     def for_blocks(parts: int, body: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
@@ -260,13 +284,3 @@ def _many_tokens(
 
     for_blocks(layer.hidden_tasks, hidden)
     for_blocks(layer.output_tasks, output)
-    with T.parallel(0, tokens) as token:
-
-        def add_up(column: Expr, lanes: int) -> None:
-            total = Register(constant(0.0, lanes))
-            with T.serial(0, top_k) as rank:
-                value = load(outputs, [token * top_k + rank, column], lanes)
-                total.add_product(broadcast(weights[token, rank], lanes), value)
-            store(y, total.value, [token, column])
-
-        for_vectors(int(y.shape[1]), isa.lanes, add_up)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,16 @@ from emberd.compile.kernels.gated_delta_rule import gated_delta_rule, gated_delt
 from emberd.compile.kernels.gated_sum import gated_sum
 from emberd.compile.kernels.gather_experts import gather_experts
 from emberd.compile.kernels.linear import linear, linear_scratch
-from emberd.compile.kernels.moe import moe, moe_scratch
+from emberd.compile.kernels.moe import (
+    expert_outputs,
+    expert_outputs_scratch,
+    moe,
+    moe_scratch,
+)
 from emberd.compile.kernels.rms_norm import rms_norm
 from emberd.compile.kernels.rotary_embedding import rotary_embedding
 from emberd.compile.kernels.router import router, router_scratch
+from emberd.compile.kernels.weighted_sum import weighted_sum
 from emberd.compile.passes import operators
 from emberd.compile.passes.operators import OperatorCall, static_shape
 from tvm import relax, tirx
@@ -40,11 +47,13 @@ class KernelLibrary:
     """The kernels that programs call, by symbol; the same for every instruction set.
 
     `of_one_token`: for a kernel with a state, the one that does the same for a single token.
+    `in_waves`: those that take the acquired experts a part after the other.
     """
 
     def __init__(self) -> None:
         self.builders: dict[str, Builder] = {}
         self.of_one_token: dict[str, str] = {}
+        self.in_waves: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,20 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
             return call
         if parsed.name in _ROUTING:
             self._acquire(parsed)
+        if parsed.name == "moe" and static_shape(parsed.tensors[0])[0] > 1:
+            return self._lower_in_waves(parsed)
+        return self._lower(parsed)
+
+    def _lower_in_waves(self, parsed: OperatorCall) -> relax.Expr:
+        """For many tokens, outputs of experts and their weighted sum are kernels of their own."""
+        x, ids, weights, *bank = parsed.tensors
+        pairs = operators.tensor([math.prod(static_shape(ids)), static_shape(x)[1]])
+        scalars = [*parsed.scalars, static_shape(ids)[1]]
+        outputs = self._lower(OperatorCall("expert_outputs", [x, ids, *bank], scalars, pairs))
+        outputs = self.builder_.emit(outputs)
+        return self._lower(OperatorCall("weighted_sum", [outputs, weights], [], parsed.result))
+
+    def _lower(self, parsed: OperatorCall) -> relax.Expr:
         arguments, result = _flatten_rows(self.builder_, parsed)
         kernel = _LOWERINGS[parsed.name](parsed)
         outputs = list(result.fields) if isinstance(result, relax.TupleType) else [result]
@@ -100,6 +123,8 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         scratch = [operators.tensor(shape, dtype) for dtype, shape in kernel.scratch]
         types = [*updated, *own, *scratch]
         variable = self._variable(kernel.build)
+        if parsed.name == "expert_outputs":
+            self._library.in_waves.add(str(variable.name_hint))
         if kernel.for_one_token is not None:
             self._add_for_one_token(str(variable.name_hint), kernel.for_one_token)
         if states:
@@ -245,17 +270,35 @@ def _lower_router(parsed: OperatorCall) -> _Kernel:
 
 
 def _lower_moe(parsed: OperatorCall) -> _Kernel:
-    rows, tokens = _tokens(parsed)
     name, hidden, intermediate, experts, activations = parsed.scalars
     static: dict[str, Any] = {
         "format": name,
         "activations": activations,
         "hidden": hidden,
         "intermediate": intermediate,
-        "experts": experts,
         "top_k": static_shape(parsed.tensors[1])[1],
     }
-    return _Kernel(_once(moe, **static, tokens=tokens), scratch=tuple(moe_scratch(rows, **static)))
+    return _Kernel(_once(moe, **static, experts=experts), scratch=tuple(moe_scratch(**static)))
+
+
+def _lower_expert_outputs(parsed: OperatorCall) -> _Kernel:
+    rows, _one = _tokens(parsed)
+    name, hidden, intermediate, experts, activations, top_k = parsed.scalars
+    static: dict[str, Any] = {
+        "format": name,
+        "activations": activations,
+        "hidden": hidden,
+        "intermediate": intermediate,
+        "experts": experts,
+        "top_k": top_k,
+    }
+    scratch = tuple(expert_outputs_scratch(rows, **static))
+    return _Kernel(_once(expert_outputs, **static), scratch=scratch)
+
+
+def _lower_weighted_sum(parsed: OperatorCall) -> _Kernel:
+    columns, top_k = static_shape(parsed.tensors[0])[1], static_shape(parsed.tensors[1])[1]
+    return _Kernel(_once(weighted_sum, columns=columns, top_k=top_k))
 
 
 def _lower_gather_experts(parsed: OperatorCall) -> _Kernel:
@@ -353,6 +396,8 @@ _LOWERINGS: dict[str, Callable[[OperatorCall], _Kernel]] = {
     "embedding": _lower_embedding,
     "router": _lower_router,
     "moe": _lower_moe,
+    "expert_outputs": _lower_expert_outputs,
+    "weighted_sum": _lower_weighted_sum,
     "gather_experts": _lower_gather_experts,
     "rms_norm": _lower_rms_norm,
     "gated_activation": _lower_gated_activation,

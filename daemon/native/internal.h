@@ -81,6 +81,7 @@ typedef enum {
     EMBER_ACQUIRE_EXPERTS, /* make experts resident */
     EMBER_CALL_EACH,       /* call the kernel for one row after the other */
     EMBER_TAKE_LAST_ROW,   /* copy the last row */
+    EMBER_CALL_IN_WAVES,   /* call the kernel for parts of the acquired experts, once for each */
 } ember_step_kind;
 
 typedef struct {
@@ -89,6 +90,7 @@ typedef struct {
     const tvm_any *arguments;
     int32_t count;
     int32_t symbol; /* index of the kernel's name, or the layer */
+    bool in_waves;  /* of acquired experts: a part of them at a time is enough */
 } ember_step;
 
 typedef struct {

@@ -250,7 +250,8 @@ typedef struct {
     int64_t buffer_count;
     int64_t step_count;
     int64_t argument_count;
-    int32_t tokens; /* of the sequence */
+    int32_t tokens;       /* of the sequence */
+    ember_step *acquires; /* its last step that acquires experts, or NULL */
 } builder;
 
 static bool build_arguments(builder *build, const int32_t *words, int32_t count, ember_error error)
@@ -276,6 +277,12 @@ static bool finish_step(builder *build, ember_step *step, ember_error error)
     ember_program *program = build->program;
     long long number = build->step_count;
     switch (step->kind) {
+    case EMBER_CALL_IN_WAVES:
+        if (!build->acquires || build->acquires->in_waves)
+            return ember_fail(error, "program: step %lld takes experts in waves, but no step before"
+                                     " it acquires them", number);
+        build->acquires->in_waves = true;
+        /* fall through */
     case EMBER_CALL:
     case EMBER_CALL_EACH:
         if (step->symbol < 0 || step->symbol >= program->symbol_count)
@@ -286,6 +293,7 @@ static bool finish_step(builder *build, ember_step *step, ember_error error)
             measure_rows(program, step);
         return true;
     case EMBER_ACQUIRE_EXPERTS:
+        build->acquires = step;
         return check_acquire(program, step, error);
     case EMBER_TAKE_LAST_ROW:
         return check_last_row(step, error);
@@ -353,6 +361,7 @@ static bool build_steps(builder *build, const ember_model_config *config, ember_
             return false;
         int64_t first = build->step_count;
         build->tokens = sequence->tokens;
+        build->acquires = NULL;
         for (int64_t at = 0; at < sequence->words;) {
             int64_t used = build_step(build, sequence->steps + at, sequence->words - at, error);
             if (used == 0)

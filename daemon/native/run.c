@@ -139,6 +139,7 @@ static bool run_step(const ember_program *program, const ember_step *step, const
 {
     switch (step->kind) {
     case EMBER_CALL:
+    case EMBER_CALL_IN_WAVES: /* with the whole bank mapped, one wave takes them all */
         return call_kernel(program, step, step->arguments, error);
     case EMBER_CALL_EACH:
         return call_each(program, step, run, error);

@@ -74,6 +74,7 @@ def test_bad_buffers(tiny: Any, tmp_path: Path, changes: dict[str, Any], message
         (Step(StepKind.ACQUIRE_EXPERTS, 4096, (19, 23, 3, 2)), "layer 4096, expected 0 to 4095"),
         (Step(StepKind.ACQUIRE_EXPERTS, 0, (19, 23, 3, 23)), "layer 0 is unlike the one before"),
         (Step(StepKind.CALL_EACH, 6, (6, 0, 8)), "calls kernel 6 of 6"),
+        (Step(StepKind.CALL_IN_WAVES, 0, (15, 0, 17)), "in waves, but no step before it acquires"),
         (Step(StepKind.TAKE_LAST_ROW, 0, (8,)), "the last row is taken"),
         (Step(StepKind.TAKE_LAST_ROW, 0, (8, 9)), "the last row is taken"),
         (Step(StepKind.TAKE_LAST_ROW, 0, (17, 4)), "the last row is taken"),
