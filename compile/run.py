@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 from emberd.compile.converted import MODEL_FILE, ConvertedModel
+from emberd.compile.files import write_whole
 from emberd.compile.oracle import Oracle
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import LogitsRole, Model
@@ -66,27 +66,9 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         logits = core_logits(arguments.model, tokens)
     if arguments.logits is not None:
-        _save(logits, arguments.logits)
+        write_whole(arguments.logits, lambda file: np.lib.format.write_array(file, logits))
     finite = np.isfinite(logits).all(axis=-1)
     if not finite.all():
         raise EmberdError(f"the logits of position {finite.argmin()} are not finite numbers")
     best = logits[-1].argmax()
     print(f"{len(tokens)} tokens; most likely next: {best} (logit {logits[-1, best]:.4f})")
-
-
-def _save(logits: np.ndarray, path: Path) -> None:
-    """Write a .npy file, complete or not at all."""
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        raise EmberdError(f"cannot write {path}: it is there and is no regular file")
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        try:
-            with partial.open("wb") as file:
-                np.lib.format.write_array(file, logits)
-            partial.replace(path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise EmberdError(f"cannot write {path}: {error.strerror or error}") from error

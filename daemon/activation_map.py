@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,7 +44,7 @@ SUCCESSORS = 8  # kept of each expert
 _MAX_LAYERS = 1024
 _MAX_EXPERTS = 1 << 16
 _MAX_COUNT = 2**32 - 1
-_SHARE = 65535
+SHARE_UNIT = 65535
 _NAME_CHARACTERS = 80
 
 log = logging.getLogger("emberd")
@@ -80,7 +80,7 @@ class Transitions:
         start = (layer * self.experts + expert) * SUCCESSORS
         row = slice(start, start + SUCCESSORS)
         pairs = zip(self.successors[row], self.shares[row], strict=True)
-        return [(successor, share / _SHARE) for successor, share in pairs if share]
+        return [(successor, share / SHARE_UNIT) for successor, share in pairs if share]
 
     def members(self) -> dict[str, bytes]:
         """As they are in a file."""
@@ -259,21 +259,6 @@ class ActivationMap:
             ]
             for layer in range(self.layers)
         ]
-
-
-def pack_transitions(
-    layers: int, experts: int, successors: Mapping[Expert, Sequence[tuple[int, float]]]
-) -> Transitions:
-    """`successors`: (expert, share of the times it followed) for an expert, likeliest first; only
-    the first SUCCESSORS are kept."""
-    table = Transitions(experts, array("H"), array("H"))
-    for layer in range(layers):
-        for expert in range(experts):
-            kept = list(successors.get((layer, expert), ()))[:SUCCESSORS]
-            kept += [(0, 0.0)] * (SUCCESSORS - len(kept))
-            table.successors.extend(successor for successor, _ in kept)
-            table.shares.extend(round(share * _SHARE) for _, share in kept)
-    return table
 
 
 def _command_class(record: Record, layers: int, experts: int, top_k: int) -> CommandClass:

@@ -6,10 +6,10 @@ import random
 from array import array
 
 from emberd.daemon.activation_map import (
+    SUCCESSORS,
     ActivationMap,
     CommandClass,
     Transitions,
-    pack_transitions,
 )
 
 
@@ -49,11 +49,11 @@ def random_map(
 
 
 def _random_transitions(draw: random.Random, layers: int, experts: int) -> Transitions:
-    successors = {
-        (layer, expert): [
-            (successor, draw.random()) for successor in draw.sample(range(experts), 2)
-        ]
-        for layer in range(layers)
-        for expert in range(experts)
-    }
-    return pack_transitions(layers, experts, successors)
+    """Two successors of every expert."""
+    unused = [0] * (SUCCESSORS - 2)
+    successors, shares = array("H"), array("H")
+    for _ in range(layers * experts):
+        successors.extend([*draw.sample(range(experts), 2), *unused])
+        likely, less = sorted((draw.randrange(1, 65536), draw.randrange(1, 65536)), reverse=True)
+        shares.extend([likely, less, *unused])
+    return Transitions(experts, successors, shares)

@@ -15,7 +15,6 @@ from emberd.daemon.activation_map import (
     MAX_BYTES,
     SUCCESSORS,
     ActivationMap,
-    pack_transitions,
 )
 from emberd.daemon.artifact import Artifact, ArtifactWriter
 from emberd.daemon.errors import EmberdError
@@ -65,14 +64,15 @@ def test_the_hottest_come_from_all_layers_most_chosen_first() -> None:
     assert MAP.hottest(-1) == []
 
 
-def test_transitions_keep_the_likeliest() -> None:
-    many = [(expert, 1 - expert / 20) for expert in range(12)]
-    packed = pack_transitions(2, 12, {(1, 3): many, (0, 0): [(7, 1.0)]})
-    found = packed.after(1, 3)
-    assert [expert for expert, _ in found] == list(range(SUCCESSORS))
-    assert [share for _, share in found] == pytest.approx([1 - i / 20 for i in range(8)], abs=1e-4)
-    assert packed.after(0, 0) == [(7, 1.0)]
-    assert packed.after(0, 3) == []
+def test_successors_are_likeliest_first_and_places_unused_are_none() -> None:
+    for layer in range(MAP.layers):
+        for expert in range(MAP.experts):
+            start = (layer * MAP.experts + expert) * SUCCESSORS
+            found = MAP.next_layer.after(layer, expert)
+            assert [successor for successor, _ in found] == list(
+                MAP.next_layer.successors[start : start + 2]
+            )
+            assert 1 >= found[0][1] >= found[1][1] > 0
 
 
 def test_a_map_for_40_layers_of_256_experts_fits_the_limit() -> None:

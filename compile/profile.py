@@ -1,0 +1,261 @@
+"""`emberc profile`: runs typical commands and writes which experts they choose."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from emberd.compile.files import write_whole
+from emberd.compile.residency.commands import Command, CommandReader
+from emberd.compile.residency.counts import RoutingCounts
+from emberd.compile.residency.trace import CommandTrace, TraceHeader, TraceWriter
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.core import LogitsRole, Model, Session
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.trace import RoutingTrace
+from tqdm import tqdm
+
+STREAMS = 8  # commands whose answers are generated in one step
+_SAVE_SECONDS = 20.0
+_MAX_TOKENS = 64
+
+
+class Recorder:
+    """Runs commands and notes their routing; answers are the likeliest tokens.
+
+    `max_tokens`: of an answer that no stop token ends. Several commands are answered at a time,
+    which changes nothing but the time it takes.
+    """
+
+    def __init__(self, model: Model, stop_tokens: Sequence[int], max_tokens: int) -> None:
+        self._model = model
+        self._stop_tokens = frozenset(stop_tokens)
+        self._max_tokens = max_tokens
+        self._sessions = [model.open_session(model.max_context) for _ in range(STREAMS)]
+
+    def run(self, commands: Sequence[Command]) -> list[CommandTrace]:
+        """The traces of up to STREAMS commands."""
+        with RoutingTrace(self._model) as trace:
+            runs = [
+                _Run(command, session, self._max_tokens)
+                for command, session in zip(commands, self._sessions, strict=False)
+            ]
+            for run in runs:
+                run.prefill(trace)
+            while running := [run for run in runs if run.goes_on(self._stop_tokens)]:
+                logits = self._model.step_batch(
+                    [run.session for run in running], [run.token for run in running]
+                )
+                for row, (run, routing) in enumerate(zip(running, _by_token(trace), strict=True)):
+                    run.note(routing, logits.top(1, row)[0][0])
+        return [run.trace() for run in runs]
+
+
+class _Run:
+    """A command on its way. `token`: the one to read next."""
+
+    def __init__(self, command: Command, session: Session, max_tokens: int) -> None:
+        self.session = session
+        self.token = -1
+        self._command = command
+        room = session.capacity - len(command.tokens)
+        self._left = 0 if command.complete else min(max_tokens, room)
+        self._routing: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def prefill(self, trace: RoutingTrace) -> None:
+        self.session.reset()
+        logits = self.session.prefill(self._command.tokens, LogitsRole.LAST)
+        assert logits is not None
+        self.token = logits.top(1)[0][0]
+        self._routing += _by_token(trace)
+
+    def goes_on(self, stop_tokens: frozenset[int]) -> bool:
+        return self._left > 0 and self.token not in stop_tokens
+
+    def note(self, routing: tuple[np.ndarray, np.ndarray], token: int) -> None:
+        """The routing of the token read, and the one that follows."""
+        self._routing.append(routing)
+        self.token = token
+        self._left -= 1
+
+    def trace(self) -> CommandTrace:
+        ids, weights = zip(*self._routing, strict=True)
+        return CommandTrace(
+            self._command.command_class,
+            len(self._command.tokens),
+            np.stack(ids).astype(np.uint16),
+            np.stack(weights).astype(np.float16),
+        )
+
+
+def _by_token(trace: RoutingTrace) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """What was noted since the last time: ids and weights [layers, top_k] of each token."""
+    routing = trace.take()
+    return zip(np.array(routing.ids), np.array(routing.weights), strict=True)
+
+
+class _State:
+    """Where a run stands, in a file beside its output, so that a killed one can go on.
+
+    `key` is what the run was asked for. Raises EmberdError when the file is of another run.
+    """
+
+    def __init__(self, output: Path, key: str, counts: RoutingCounts) -> None:
+        self._path = output.with_name(f"{output.name}.profile")
+        self._key = key
+        self._counts = counts
+        self._saved = time.monotonic()
+        self.done = 0
+        self.trace_bytes = 0
+        if self._path.exists():
+            self._read()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to save."""
+        return time.monotonic() - self._saved > _SAVE_SECONDS
+
+    def save(self, done: int, trace_bytes: int) -> None:
+        head = {"key": self._key, "done": done, "trace_bytes": trace_bytes}
+        arrays: dict[str, Any] = {"head": np.array(json.dumps(head)), **self._counts.arrays()}
+        write_whole(self._path, lambda file: np.savez(file, **arrays))
+        self._saved = time.monotonic()
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    def _read(self) -> None:
+        try:
+            with np.load(io.BytesIO(self._path.read_bytes())) as arrays:
+                head = json.loads(str(arrays["head"]))
+                if head["key"] == self._key:
+                    self._counts.restore(arrays)
+                    self.done, self.trace_bytes = int(head["done"]), int(head["trace_bytes"])
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise EmberdError(f"{self._path}: not readable ({error}): remove it") from error
+        if head["key"] != self._key:
+            raise EmberdError(
+                f"{self._path} is where a run with another artifact, other commands or options was "
+                "left: finish that one, or remove the file"
+            )
+
+
+def profile(
+    artifact: Artifact,
+    commands: Path,
+    output: Path,
+    trace: Path | None = None,
+    threads: int | None = None,
+    max_tokens: int = _MAX_TOKENS,
+) -> str:
+    """Writes the activation map of the commands; goes on where a killed run with the same
+    arguments was. Returns a sentence about the run. Raises EmberdError, naming the line at fault.
+    """
+    if not artifact.model.identity:
+        raise EmberdError(f"{artifact.path}: built by an older emberc, build it again")
+    with ExitStack() as stack:
+        model = stack.enter_context(Model(artifact, threads))
+        shape = model.experts.layers, model.experts.experts, model.experts.top_k
+        counts = RoutingCounts(*shape)
+        key = _key(artifact, commands, max_tokens, trace)
+        state = _State(output, key, counts)
+        reader = CommandReader(artifact, model.max_context)
+        todo = list(_shown(reader.read(commands), "reading commands"))
+        if not todo:
+            raise EmberdError(f"{commands}: no commands")
+        writer = None
+        if trace is not None:
+            header = TraceHeader(artifact.model.identity, *shape)
+            writer = TraceWriter(trace, header, state.trace_bytes)
+            stack.callback(writer.close)
+        recorder = Recorder(model, artifact.model.stop_tokens, max_tokens)
+        done, tokens, start = state.done, 0, time.monotonic()
+        with tqdm(
+            total=len(todo), initial=done, unit=" commands", disable=not sys.stderr.isatty()
+        ) as bar:
+            for group in _groups(todo[done:]):
+                for found in recorder.run(group):
+                    counts.add(found.command_class, found.ids)
+                    tokens += len(found.ids)
+                    if writer is not None:
+                        writer.append(found)
+                done += len(group)
+                bar.update(len(group))
+                if state.due:
+                    state.save(done, 0 if writer is None else writer.sync())
+        if writer is not None:
+            writer.sync()
+        data = counts.to_map(artifact.model.identity).to_bytes()
+        write_whole(output, lambda file: file.write(data))
+        state.remove()
+    seconds = time.monotonic() - start
+    ran = len(todo) - state.done
+    return (
+        f"{ran} commands, {tokens} tokens in {seconds:.1f} s: {ran / seconds * 3600:.0f} commands "
+        f"an hour; map of {len(data)} bytes"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", type=Path, help="folder written by emberc build")
+    parser.add_argument(
+        "--commands",
+        type=Path,
+        required=True,
+        help='JSON lines {"class": ..., "prompt": TEXT} or {"class": ..., "messages": [...]}',
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, help="map to write")
+    parser.add_argument("--trace", type=Path, help="also write the routing of every token here")
+    parser.add_argument("--threads", type=int, help="default: one per physical core")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=_MAX_TOKENS,
+        help="of the answer to a command that does not come with one (default %(default)s)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.max_tokens < 0:
+        raise EmberdError(f"--max-tokens {arguments.max_tokens}: expected 0 or more")
+    print(
+        profile(
+            Artifact.open(arguments.artifact),
+            arguments.commands,
+            arguments.output,
+            arguments.trace,
+            arguments.threads,
+            arguments.max_tokens,
+        )
+    )
+    print(f"wrote {arguments.output}")
+
+
+def _shown(commands: Iterator[Command], label: str) -> Iterator[Command]:
+    return iter(tqdm(commands, desc=label, leave=False, disable=not sys.stderr.isatty()))
+
+
+def _groups(commands: Sequence[Command]) -> Iterator[list[Command]]:
+    rest = iter(commands)
+    while group := list(islice(rest, STREAMS)):
+        yield group
+
+
+def _key(artifact: Artifact, commands: Path, max_tokens: int, trace: Path | None) -> str:
+    """What a run is asked for: only the same one can go on where it was left."""
+    try:
+        content = hashlib.blake2b(commands.read_bytes(), digest_size=32).hexdigest()
+    except OSError as error:
+        raise EmberdError(f"{commands}: cannot be read: {error.strerror}") from None
+    traced = None if trace is None else str(trace.resolve())
+    return json.dumps([artifact.digest, content, max_tokens, traced])

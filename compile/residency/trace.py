@@ -1,0 +1,155 @@
+"""Recorded traces: which experts every token of a series of commands chose.
+
+A trace file is a stream of msgpack maps, so that it can be written and read a command at a time:
+first {format, version, model, layers, experts, top_k}, with `model` the identity of the artifact's
+weights, then one {class, prompt, ids, weights} a command: ids uint16 [tokens, layers, top_k] and
+weights float16 of the same shape, little-endian, heaviest first; the first `prompt` tokens were
+read together, the others generated one by one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgpack
+import numpy as np
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.record import INT32_MAX, Record
+from numpy.typing import NDArray
+
+FORMAT = "emberd-routing-trace"
+VERSION = 1
+_LARGEST_COMMAND = 1 << 30  # bytes
+
+
+@dataclass(frozen=True)
+class TraceHeader:
+    """What was traced: `model` is the identity of its weights."""
+
+    model: str
+    layers: int
+    experts: int
+    top_k: int
+
+
+@dataclass(frozen=True)
+class CommandTrace:
+    """One command: ids uint16 and weights float16, both [tokens, layers, top_k]."""
+
+    command_class: str
+    prompt: int
+    ids: NDArray[np.uint16]
+    weights: NDArray[np.float16]
+
+
+class TraceWriter:
+    """Appends commands to a trace file.
+
+    `size`: bytes of a file to go on with, of which the rest is cut off; 0: a new file, in place of
+    one that is there. Raises EmberdError when the file cannot be written, or is shorter than that.
+    """
+
+    def __init__(self, path: Path, header: TraceHeader, size: int = 0) -> None:
+        self._path = path
+        try:
+            self._file: BinaryIO = path.open("r+b" if size else "wb")
+            if size and os.fstat(self._file.fileno()).st_size < size:
+                self._file.close()
+                raise EmberdError(f"{path}: shorter than when it was left; begin again without it")
+            self._file.truncate(size)
+            self._file.seek(size)
+        except OSError as error:
+            raise EmberdError(f"cannot write {path}: {error.strerror}") from error
+        if not size:
+            self._write({"format": FORMAT, "version": VERSION, **asdict(header)})
+
+    def append(self, command: CommandTrace) -> None:
+        """Raises EmberdError when the disk is full."""
+        self._write(
+            {
+                "class": command.command_class,
+                "prompt": command.prompt,
+                "ids": command.ids.astype("<u2").tobytes(),
+                "weights": command.weights.astype("<f2").tobytes(),
+            }
+        )
+
+    def sync(self) -> int:
+        """Makes what was appended safe; returns the size of the file."""
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise EmberdError(f"cannot write {self._path}: {error.strerror}") from error
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, members: dict[str, Any]) -> None:
+        try:
+            self._file.write(msgpack.packb(members))
+        except OSError as error:
+            raise EmberdError(f"cannot write {self._path}: {error.strerror}") from error
+
+
+class Trace:
+    """A trace file, read a command at a time; iterate over it as often as wanted.
+
+    Raises EmberdError when the file is no trace, and while iterating when it is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        first = next(self._records(), None)
+        if first is None or first.members.get("format") != FORMAT:
+            raise EmberdError(f"{path}: not a trace; emberc profile --trace writes them")
+        if first.members.get("version") != VERSION:
+            raise EmberdError(
+                f"{path}: version {first.members.get('version')!r:.80}, this emberc reads {VERSION}"
+            )
+        experts = first.integer("experts", 1, 1 << 16)
+        self.header = TraceHeader(
+            model=first.string("model"),
+            layers=first.integer("layers", 1, INT32_MAX),
+            experts=experts,
+            top_k=first.integer("top_k", 1, experts),
+        )
+
+    def __iter__(self) -> Iterator[CommandTrace]:
+        records = self._records()
+        next(records)
+        return map(self._command, records)
+
+    def _records(self) -> Iterator[Record]:
+        try:
+            with self._path.open("rb") as file:
+                unpacker = msgpack.Unpacker(file, max_buffer_size=_LARGEST_COMMAND)
+                for number, members in enumerate(unpacker):
+                    yield Record(members, f"{self._path}: command {number}")
+                if unpacker.tell() != os.fstat(file.fileno()).st_size:
+                    raise EmberdError(f"{self._path}: ends inside a command")
+        except OSError as error:
+            raise EmberdError(f"{self._path}: cannot be read: {error.strerror}") from error
+        except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+            raise EmberdError(f"{self._path}: damaged: {error}") from error
+
+    def _command(self, record: Record) -> CommandTrace:
+        header = self.header
+        shape = (-1, header.layers, header.top_k)
+        unit = 2 * header.layers * header.top_k
+        ids = np.frombuffer(record.packed("ids", unit), "<u2").reshape(shape)
+        weights = np.frombuffer(record.packed("weights", unit), "<f2").reshape(shape)
+        prompt = record.integer("prompt", 0, len(ids))
+        if not len(ids) or ids.shape != weights.shape or ids.max() >= header.experts:
+            raise EmberdError(
+                f"{record.name('ids')}: expected experts below {header.experts} with a weight each"
+            )
+        ordered = np.sort(ids, axis=-1)
+        if (ordered[..., 1:] == ordered[..., :-1]).any():
+            raise EmberdError(f"{record.name('ids')}: a token has an expert twice")
+        return CommandTrace(record.string("class"), prompt, ids, weights)
