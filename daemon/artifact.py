@@ -102,15 +102,16 @@ class Artifact:
         for another machine.
         """
         folder = Path(path)
-        try:
-            with open(_open_regular(folder / MANIFEST), "rb") as file:
-                manifest = file.read(_MANIFEST_LIMIT)
-        except OSError as error:
-            raise EmberdError(_not_an_artifact(folder, error)) from None
+        manifest = _read_manifest(folder)
         try:
             return cls(folder, manifest)
         except EmberdError as error:
             raise EmberdError(f"{folder}: {error}") from None
+
+    def check_in_place(self) -> None:
+        """Raises EmberdError where the folder holds another artifact than when it was opened."""
+        if _hash(_read_manifest(self.path)) != self.digest:
+            raise EmberdError(f"{self.path} was replaced by another artifact: start emberd again")
 
     def has(self, name: str) -> bool:
         """Whether the artifact has a file of this name."""
@@ -330,6 +331,14 @@ class HashingFile:
     def hexdigest(self) -> str:
         """The hash of everything written so far."""
         return self._digest.hexdigest()
+
+
+def _read_manifest(folder: Path) -> bytes:
+    try:
+        with open(_open_regular(folder / MANIFEST), "rb") as file:
+            return file.read(_MANIFEST_LIMIT)
+    except OSError as error:
+        raise EmberdError(_not_an_artifact(folder, error)) from None
 
 
 def _not_an_artifact(folder: Path, error: OSError) -> str:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from emberd.daemon.errors import EmberdError
+
+if TYPE_CHECKING:
+    from emberd.daemon.config import Config
+    from emberd.daemon.metrics import Metrics
+    from emberd.daemon.server.service import Service
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,11 +75,42 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace) -> None:
+    """Loads the artifact in a thread, while the libraries of the server are imported."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from emberd.daemon import config
-    from emberd.daemon.server import run
+    from emberd.daemon.metrics import Metrics
 
     settings = config.load(options.config, {"host": options.host, "port": options.port})
-    asyncio.run(run.serve(run.load_service(options.artifact, settings)))
+    metrics = Metrics()
+    loader = ThreadPoolExecutor(1, "loader")
+    with _without_tls():
+        loading = loader.submit(_load, options.artifact, settings, metrics)
+        loader.shutdown(wait=False)
+        import asyncio
+
+        from emberd.daemon.server.run import serve
+
+        asyncio.run(serve(settings, metrics, loading))
+
+
+def _load(path: Path, settings: Config, metrics: Metrics) -> Service:
+    from emberd.daemon.server.service import load_service
+
+    return load_service(path, settings, metrics)
+
+
+@contextmanager
+def _without_tls() -> Iterator[None]:
+    """Keeps libraries from importing OpenSSL, which costs 60 ms and 5 MB: the daemon has no TLS."""
+    known = "ssl" in sys.modules
+    if not known:
+        sys.modules["ssl"] = None  # type: ignore[assignment]  # the import system's way to say so
+    try:
+        yield
+    finally:
+        if not known:
+            del sys.modules["ssl"]
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -85,6 +122,8 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _chat(options: argparse.Namespace) -> None:
+    import asyncio
+
     from emberd.daemon.chat import talk
 
     asyncio.run(talk(options.url, options.model, options.system, options.api_key))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from emberd.daemon.errors import EmberdError
 
 
@@ -22,6 +21,8 @@ class Config:
         threads: of the native core; 0 means one per physical core.
         max_queue: requests that may wait for a slot; more get 429.
         max_body_bytes: largest request body; more gets 413.
+        keep_alive: how long an idle model stays in memory: seconds, or a text such as "5m";
+            negative means for ever. Unloading it forgets the conversations in its slots.
         drain_seconds: how long requests may still run after SIGTERM.
         api_key: if not empty, requests must carry it as a bearer token.
     """
@@ -33,6 +34,7 @@ class Config:
     threads: int = 0
     max_queue: int = 32
     max_body_bytes: int = 8 << 20
+    keep_alive: float = -1.0
     drain_seconds: float = 30.0
     api_key: str = ""
 
@@ -44,8 +46,10 @@ _RANGES: dict[str, tuple[float, float]] = {
     "threads": (0, 256),
     "max_queue": (0, 1 << 16),
     "max_body_bytes": (1 << 10, 1 << 30),
+    "keep_alive": (-1e9, 1e9),
     "drain_seconds": (0, 86400),
 }
+_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def load(path: Path | None, overrides: dict[str, Any]) -> Config:
@@ -65,6 +69,8 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    import yaml  # 15 ms that a daemon without a file saves
+
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -81,6 +87,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _checked(where: str, name: str, value: Any, kind: type[Any]) -> Any:
+    if name == "keep_alive" and isinstance(value, str):
+        value = _seconds(where, value)
     if kind is float and type(value) is int:
         value = float(value)
     if not isinstance(value, kind) or isinstance(value, bool):
@@ -92,3 +100,13 @@ def _checked(where: str, name: str, value: Any, kind: type[Any]) -> Any:
         if not (math.isfinite(value) and low <= value <= high):
             raise EmberdError(f"{where}: expected {low:g} to {high:g}, not {value!r}")
     return value
+
+
+def _seconds(where: str, text: str) -> float:
+    """Of a duration such as 90s, 5m or 1.5h."""
+    try:
+        return float(text[:-1]) * _UNITS[text[-1:]]
+    except (ValueError, KeyError):
+        raise EmberdError(
+            f"{where}: expected seconds, or a number with s, m or h such as '5m', not {text!r}"
+        ) from None

@@ -1,21 +1,26 @@
-"""Runs requests on a model: queue, slots, scheduling.
+"""Runs requests on a model: queue, slots, scheduling, and whether the model is in memory.
 
 One worker thread owns the model. A round is one chunk of one prompt, then one step that gives every
 answer a token: no stream waits for more than one chunk between two tokens, and prompts take turns.
+A model that nobody has wanted for a while is closed, and opened again for the next request.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from emberd.daemon import prefix_cache
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.generation import Request
 from emberd.daemon.job import Job
+from emberd.daemon.machine import return_free_memory
 from emberd.daemon.metrics import Metrics
 from emberd.daemon.prefix_cache import Slot
 from emberd.daemon.protocols import ModelLike
@@ -47,6 +52,7 @@ class EngineClosed(EmberdError):  # noqa: N818
 class Load:
     """How busy the engine is; ``tokens`` are those held in its slots."""
 
+    loaded: bool
     slots: int
     busy: int
     queued: int
@@ -58,47 +64,77 @@ class Engine:
     """Answers requests with a model.
 
     Args:
+        open_model: opens the model, now and after every time that it was closed for being idle;
+            what it raises now, the constructor raises.
         slots: sessions, and requests at work, at a time.
-        context: tokens per session.
+        context: tokens per session; None means what the model allows.
         max_queue: requests that may wait.
+        keep_alive: seconds after which an idle model is closed, and forgets its conversations;
+            negative means never.
     """
 
     def __init__(
         self,
-        model: ModelLike,
+        open_model: Callable[[], ModelLike],
         tokenizer: Tokenizer,
         *,
         slots: int,
-        context: int,
         max_queue: int,
+        context: int | None = None,
+        keep_alive: float = -1.0,
+        metrics: Metrics | None = None,
     ) -> None:
-        self._model = model
+        self._open_model = open_model
         self._tokenizer = tokenizer
-        self.context = context
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self._max_queue = max_queue
-        self._slots = [Slot(model.open_session(context)) for _ in range(slots)]
-        self._idle = list(self._slots)
+        self._keep_alive = keep_alive if keep_alive >= 0 else math.inf
+        self._slot_count = slots
+        self._slots: list[Slot] = []
+        self._idle: list[Slot] = []
         self._queue: deque[Stream] = deque()
         self._jobs: list[Job] = []
         self._changed = threading.Condition()
         self._closing = False
+        self._holders = 0  # requests on their way, which keep the model open
+        self._wanted = False  # by one of them, since it was closed
+        self._idle_since = 0.0
+        self._model: ModelLike | None = None
+        model = open_model()
+        self.vocab_size = model.vocab_size
+        self.context = min(context or model.max_context, model.max_context)
+        self._take(model)
         self._worker = threading.Thread(target=self._work, name="engine", daemon=True)
         self._worker.start()
 
     @property
-    def vocab_size(self) -> int:
-        return self._model.vocab_size
-
-    @property
     def load(self) -> Load:
         return Load(
-            slots=len(self._slots),
+            loaded=self._model is not None,
+            slots=self._slot_count,
             busy=len(self._jobs),
             queued=len(self._queue),
             max_queue=self._max_queue,
             tokens=sum(len(slot.tokens) for slot in self._slots),
         )
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Opens the model, without waiting for it, and keeps it open inside the context.
+
+        For a request from its first byte on: the model wakes while the request is read.
+        """
+        with self._changed:
+            self._holders += 1
+            self._wanted = True
+            self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._holders -= 1
+                self._idle_since = time.monotonic()
+                self._changed.notify()
 
     def check(self, request: Request) -> None:
         """Raises ContextLengthExceeded for a request that no slot can hold."""
@@ -120,7 +156,7 @@ class Engine:
         with self._changed:
             if self._closing:
                 raise EngineClosed("the daemon is shutting down")
-            waiting = len(self._queue) - len(self._idle)
+            waiting = len(self._queue) + len(self._jobs) - self._slot_count
             if waiting >= self._max_queue and not admitted:
                 self.metrics.requests["refused"] += 1
                 raise QueueFull(f"{max(waiting, 0)} requests are waiting already; try again later")
@@ -147,32 +183,88 @@ class Engine:
             stream.put(EngineClosed("the daemon is shutting down"))
         self._jobs.clear()
         self._queue.clear()
-        for slot in self._slots:
-            slot.close()
-        self._slots.clear()
-        self._model.close()
+        self._unload()
 
     def _work(self) -> None:
-        while self._assign():
-            prefilling = [job for job in self._jobs if job.prefilling]
-            decoding = [job for job in self._jobs if not job.prefilling]
-            if prefilling:
-                first, *others = prefilling
-                self._jobs = [*decoding, *others, first]
-                self._prefill(first, SHARED_CHUNK if decoding else self._model.max_chunk)
-            largest = self._model.max_chunk
-            for start in range(0, len(decoding), largest):
-                self._decode(decoding[start : start + largest])
+        while step := self._next():
+            step()
 
-    def _assign(self) -> bool:
-        """Give waiting requests to idle slots; False when the engine closes."""
+    def _next(self) -> Callable[[], None] | None:
+        """Waits until there is something to do; None when the engine closes."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._queue or self._jobs)
-            if self._closing:
-                return False
+            while not self._closing:
+                if self._queue or self._jobs:
+                    return self._wake if self._model is None else self._round
+                if self._wanted:
+                    return self._wake
+                left = math.inf
+                if self._model is not None and self._holders == 0:
+                    left = self._idle_since + self._keep_alive - time.monotonic()
+                if left <= 0:
+                    return self._unload
+                self._changed.wait(None if left == math.inf else min(left, threading.TIMEOUT_MAX))
+        return None
+
+    def _wake(self) -> None:
+        """Open the model if it is closed; if that fails, so do the requests that wait for it."""
+        self._wanted = False
+        if self._model is not None:
+            return
+        began = time.monotonic()
+        try:
+            self._take(self._open_model())
+        except Exception as error:
+            log.error("the model cannot be opened: %s", error, exc_info=_unforeseen(error))
+            with self._changed:
+                waiting, self._queue = self._queue, deque()
+            self.metrics.requests["failed"] += len(waiting)
+            for stream in waiting:
+                stream.put(GenerationFailed(f"the model cannot be opened: {error}"))
+        else:
+            self.metrics.wakes += 1
+            self.metrics.wake_seconds += time.monotonic() - began
+
+    def _take(self, model: ModelLike) -> None:
+        try:
+            self._slots = [Slot(model.open_session(self.context)) for _ in range(self._slot_count)]
+        except BaseException:
+            model.close()
+            raise
+        self._idle = list(self._slots)
+        self._idle_since = time.monotonic()
+        self._model = model
+
+    def _unload(self) -> None:
+        """Give the memory of the model and of its conversations back."""
+        for slot in self._slots:
+            slot.close()
+        self._slots, self._idle = [], []
+        if self._model is not None:
+            self._model.close()
+        return_free_memory()
+        self._model = None
+
+    def _round(self) -> None:
+        self._assign()
+        model = self._model
+        assert model is not None
+        prefilling = [job for job in self._jobs if job.prefilling]
+        decoding = [job for job in self._jobs if not job.prefilling]
+        if prefilling:
+            first, *others = prefilling
+            self._jobs = [*decoding, *others, first]
+            self._prefill(
+                first, min(SHARED_CHUNK, model.max_chunk) if decoding else model.max_chunk
+            )
+        for start in range(0, len(decoding), model.max_chunk):
+            self._decode(model, decoding[start : start + model.max_chunk])
+        self._idle_since = time.monotonic()
+
+    def _assign(self) -> None:
+        """Give waiting requests to idle slots."""
+        with self._changed:
             while self._queue and self._idle:
                 self._start(self._queue.popleft())
-        return True
 
     def _start(self, stream: Stream) -> None:
         request = stream.request
@@ -193,7 +285,7 @@ class Engine:
             return
         began = time.monotonic()
         try:
-            done = job.prefill(min(limit, self._model.max_chunk))
+            done = job.prefill(limit)
         except Exception as error:
             self._drop_failed(job, error)
             return
@@ -201,7 +293,7 @@ class Engine:
         if done:
             self._complete(job)
 
-    def _decode(self, jobs: list[Job]) -> None:
+    def _decode(self, model: ModelLike, jobs: list[Job]) -> None:
         """Generate a token of each job in one step.
 
         Should it fail, nobody can tell whose fault it was: each reads its tokens again, alone, and
@@ -213,7 +305,7 @@ class Engine:
         began = time.monotonic()
         try:
             view = prefix_cache.step_together(
-                self._model, [job.slot for job in jobs], [job.token for job in jobs]
+                model, [job.slot for job in jobs], [job.token for job in jobs]
             )
         except Exception as error:
             if len(jobs) == 1:
@@ -247,7 +339,7 @@ class Engine:
         self._fail(job.stream, job.slot, error)
 
     def _fail(self, stream: Stream, slot: Slot, error: Exception) -> None:
-        log.error("a request failed: %s", error, exc_info=not isinstance(error, EmberdError))
+        log.error("a request failed: %s", error, exc_info=_unforeseen(error))
         slot.reset()
         stream.put(GenerationFailed(f"the model failed: {error}"))
 
@@ -256,3 +348,8 @@ class Engine:
             self._jobs.remove(job)
             self._idle.append(job.slot)
             self.metrics.requests[outcome] += 1
+
+
+def _unforeseen(error: Exception) -> bool:
+    """Whether the log should say where it came from."""
+    return not isinstance(error, EmberdError)

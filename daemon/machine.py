@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -80,3 +82,17 @@ def _cgroup_quota() -> float | None:
         except (OSError, ValueError, ZeroDivisionError):
             continue
     return min(quotas, default=None)
+
+
+def return_free_memory() -> None:
+    """Gives memory that was freed back to the system, where the C library keeps it (glibc)."""
+    if trim := _malloc_trim():
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim.argtypes = (ctypes.c_size_t,)
+    return trim

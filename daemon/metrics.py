@@ -49,6 +49,8 @@ class Metrics:
         self.generated_tokens = 0
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
+        self.wakes = 0
+        self.wake_seconds = 0.0
         self.time_to_first_token = Histogram()
         self.time_per_token = Histogram()
 
@@ -67,6 +69,8 @@ class Metrics:
             ("generated_tokens", "Tokens sampled.", self.generated_tokens),
             ("prefill_seconds", "Time spent reading prompts.", self.prefill_seconds),
             ("decode_seconds", "Time spent generating tokens.", self.decode_seconds),
+            ("wakes", "Times that an unloaded model was opened again.", self.wakes),
+            ("wake_seconds", "Time spent opening it.", self.wake_seconds),
         ):
             lines += _header(f"emberd_{name}_total", text, "counter")
             lines.append(f"emberd_{name}_total {value}")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import AsyncIterator
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from emberd.daemon.errors import EmberdError
 from emberd.daemon.server import chat, completions, health, models
-from emberd.daemon.server.errors import ApiError, errors
-from emberd.daemon.server.keys import METRICS, SERVICE, Service
+from emberd.daemon.server.api_error import ApiError
+from emberd.daemon.server.errors import errors
+from emberd.daemon.server.keys import SERVING, Serving
 
 
 @web.middleware
 async def _authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    key = request.app[SERVICE].config.api_key
+    key = request.app[SERVING].config.api_key
     given = request.headers.get("Authorization", "").encode()
     wanted = f"Bearer {key}".encode()
     if key and request.path.startswith("/v1/") and not hmac.compare_digest(given, wanted):
@@ -22,18 +25,31 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
     return await handler(request)
 
 
+@web.middleware
+async def _wait_until_loaded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if request.path.startswith("/v1/"):
+        try:
+            await asyncio.shield(request.app[SERVING].loading)
+        except EmberdError as error:
+            raise ApiError(503, f"the model cannot be loaded: {error}", code="not_loaded") from None
+    return await handler(request)
+
+
 async def _engine(app: web.Application) -> AsyncIterator[None]:
     yield
-    app[SERVICE].engine.close()
+    serving = app[SERVING]
+    await asyncio.wait([serving.loading])
+    if serving.loaded:
+        serving.service.engine.close()
 
 
-def make_app(service: Service) -> web.Application:
+def make_app(serving: Serving) -> web.Application:
     """The application; closing it closes the service's engine."""
     app = web.Application(
-        middlewares=[errors, _authenticate], client_max_size=service.config.max_body_bytes
+        middlewares=[errors, _authenticate, _wait_until_loaded],
+        client_max_size=serving.config.max_body_bytes,
     )
-    app[SERVICE] = service
-    app[METRICS] = service.engine.metrics
+    app[SERVING] = serving
     for group in (chat, completions, health, models):
         app.add_routes(group.routes)
     app.cleanup_ctx.append(_engine)

@@ -14,10 +14,13 @@ from emberd.daemon.generation import Delta, Request, Scored
 from emberd.daemon.prompt import chat_prompt
 from emberd.daemon.sampling import Sampled
 from emberd.daemon.server import parameters, sse
-from emberd.daemon.server.errors import ApiError, to_api_error
-from emberd.daemon.server.fields import Fields, invalid, read_object
-from emberd.daemon.server.keys import SERVICE, Service
+from emberd.daemon.server.api_error import ApiError
+from emberd.daemon.server.body import read_object
+from emberd.daemon.server.errors import to_api_error
+from emberd.daemon.server.fields import Fields, invalid
+from emberd.daemon.server.keys import SERVING
 from emberd.daemon.server.messages import read_messages
+from emberd.daemon.server.service import Service
 from emberd.daemon.stream import Stream
 from emberd.daemon.text import Tokenizer
 
@@ -36,7 +39,12 @@ class _Choice:
 
 @routes.post("/v1/chat/completions")
 async def chat_completions(request: web.Request) -> web.StreamResponse:
-    service = request.app[SERVICE]
+    service = request.app[SERVING].service
+    with service.engine.awake():
+        return await _answer(request, service)
+
+
+async def _answer(request: web.Request, service: Service) -> web.StreamResponse:
     fields = await read_object(request)
     parameters.check_service(service, fields)
     _refuse_unsupported(fields)

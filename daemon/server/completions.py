@@ -14,9 +14,11 @@ from emberd.daemon.errors import EmberdError
 from emberd.daemon.generation import Delta, Finish, Request, Scored, Usage
 from emberd.daemon.sampling import Sampled
 from emberd.daemon.server import parameters, sse
+from emberd.daemon.server.body import read_object
 from emberd.daemon.server.errors import to_api_error
-from emberd.daemon.server.fields import Fields, invalid, read_object
-from emberd.daemon.server.keys import SERVICE, Service
+from emberd.daemon.server.fields import Fields, invalid
+from emberd.daemon.server.keys import SERVING
+from emberd.daemon.server.service import Service
 from emberd.daemon.stream import Stream
 from emberd.daemon.text import Tokenizer
 
@@ -88,7 +90,12 @@ class _Choice:
 
 @routes.post("/v1/completions")
 async def completions(request: web.Request) -> web.StreamResponse:
-    service = request.app[SERVICE]
+    service = request.app[SERVING].service
+    with service.engine.awake():
+        return await _answer(request, service)
+
+
+async def _answer(request: web.Request, service: Service) -> web.StreamResponse:
     fields = await read_object(request)
     parameters.check_service(service, fields)
     fields.refuse("suffix", "insertion is not supported", lambda suffix: suffix == "")

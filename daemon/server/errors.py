@@ -8,32 +8,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from emberd.daemon.engine import ContextLengthExceeded, EngineClosed, QueueFull
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.server.keys import METRICS
+from emberd.daemon.server.api_error import ApiError
+from emberd.daemon.server.keys import SERVING
 from emberd.daemon.template import TemplateRefusal
 
 log = logging.getLogger("emberd")
-
-
-class ApiError(EmberdError):
-    """An answer with an HTTP status other than 200."""
-
-    def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.param = param
-        self.code = code
-
-    def body(self) -> dict[str, dict[str, str | None]]:
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        if self.status == 429:
-            kind = "rate_limit_error"
-        elif self.status == 401:
-            kind = "authentication_error"
-        return {
-            "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        }
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -77,5 +56,5 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             response.force_close()
         if shown.status == 429:
             response.headers["Retry-After"] = "1"
-    request.app[METRICS].responses[response.status] += 1
+    request.app[SERVING].metrics.responses[response.status] += 1
     return response

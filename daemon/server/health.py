@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from aiohttp import web
+from emberd.daemon.engine import Load
 from emberd.daemon.metrics import open_files, resident_bytes
-from emberd.daemon.server.keys import METRICS, SERVICE
+from emberd.daemon.server.keys import SERVING
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -13,12 +14,16 @@ routes = web.RouteTableDef()
 
 @routes.get("/health")
 async def health(request: web.Request) -> web.Response:
-    service = request.app[SERVICE]
+    serving = request.app[SERVING]
+    if not serving.loaded:
+        return web.json_response({"status": "loading"}, status=503)
+    service = serving.service
     load = service.engine.load
     return web.json_response(
         {
             "status": "draining" if service.draining else "ok",
             "model": service.name,
+            "model_loaded": load.loaded,
             "slots": {"total": load.slots, "busy": load.busy},
             "queue": {"length": load.queued, "limit": load.max_queue},
         }
@@ -27,16 +32,19 @@ async def health(request: web.Request) -> web.Response:
 
 @routes.get("/metrics")
 async def metrics(request: web.Request) -> web.Response:
-    load = request.app[SERVICE].engine.load
-    text = request.app[METRICS].text(
-        {
-            "emberd_slots": ("Slots.", load.slots),
-            "emberd_slots_busy": ("Slots at work.", load.busy),
-            "emberd_slot_tokens": ("Tokens held in the slots.", load.tokens),
-            "emberd_queue_length": ("Requests waiting for a slot.", load.queued),
-            "emberd_queue_limit": ("Requests that may wait.", load.max_queue),
-            "process_resident_memory_bytes": ("Resident memory.", resident_bytes()),
-            "process_open_fds": ("Open file descriptors.", open_files()),
-        }
-    )
-    return web.Response(text=text, headers={"Content-Type": CONTENT_TYPE})
+    serving = request.app[SERVING]
+    gauges = _gauges(serving.service.engine.load) if serving.loaded else {}
+    gauges["process_resident_memory_bytes"] = ("Resident memory.", resident_bytes())
+    gauges["process_open_fds"] = ("Open file descriptors.", open_files())
+    return web.Response(text=serving.metrics.text(gauges), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _gauges(load: Load) -> dict[str, tuple[str, float]]:
+    return {
+        "emberd_model_loaded": ("Whether the model is in memory.", int(load.loaded)),
+        "emberd_slots": ("Slots.", load.slots),
+        "emberd_slots_busy": ("Slots at work.", load.busy),
+        "emberd_slot_tokens": ("Tokens held in the slots.", load.tokens),
+        "emberd_queue_length": ("Requests waiting for a slot.", load.queued),
+        "emberd_queue_limit": ("Requests that may wait.", load.max_queue),
+    }

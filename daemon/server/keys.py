@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import asyncio
+from dataclasses import dataclass
 
 from aiohttp import web
 from emberd.daemon.config import Config
-from emberd.daemon.engine import Engine
 from emberd.daemon.metrics import Metrics
-from emberd.daemon.template import ChatTemplate
-from emberd.daemon.text import Tokenizer
+from emberd.daemon.server.service import Service
 
 
 @dataclass
-class Service:
-    """A model being served.
+class Serving:
+    """What is served, while it is being loaded and after."""
 
-    Attributes:
-        name: its id in the API.
-        template: None where the checkpoint has none: no chat then.
-        defaults: sampling defaults of the checkpoint's generation_config.json.
-        draining: new requests are refused.
-    """
-
-    name: str
-    engine: Engine
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    stop_tokens: frozenset[int]
     config: Config
-    defaults: dict[str, Any] = field(default_factory=dict)
-    draining: bool = False
-    created: int = 0
+    metrics: Metrics
+    loading: asyncio.Future[Service]
+
+    @property
+    def service(self) -> Service:
+        """Of handlers under /v1/, which run only once it is loaded."""
+        return self.loading.result()
+
+    @property
+    def loaded(self) -> bool:
+        return self.loading.done() and not self.loading.cancelled() and not self.loading.exception()
 
 
-SERVICE = web.AppKey("service", Service)
-METRICS = web.AppKey("metrics", Metrics)
+SERVING = web.AppKey("serving", Serving)

@@ -7,9 +7,9 @@ from typing import Any
 from emberd.daemon.engine import Engine
 from emberd.daemon.generation import Usage
 from emberd.daemon.sampling import SamplingParameters
-from emberd.daemon.server.errors import ApiError
+from emberd.daemon.server.api_error import ApiError
 from emberd.daemon.server.fields import Fields, invalid
-from emberd.daemon.server.keys import Service
+from emberd.daemon.server.service import Service
 
 MAX_CHOICES = 16
 MAX_STOPS = 16

@@ -7,71 +7,30 @@ import logging
 import os
 import signal
 import time
-from pathlib import Path
-from typing import Any
+from concurrent.futures import Future
 
 from aiohttp import web
-from emberd.daemon.artifact import Artifact
 from emberd.daemon.config import Config
-from emberd.daemon.core import Model
-from emberd.daemon.engine import Engine
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.prompt import load_template, load_tokenizer, read_json
+from emberd.daemon.metrics import Metrics
 from emberd.daemon.server.app import make_app
-from emberd.daemon.server.fields import Fields
-from emberd.daemon.server.keys import Service
+from emberd.daemon.server.keys import SERVING, Serving
+from emberd.daemon.server.service import Service
 
 KEEPALIVE_SECONDS = 75.0  # a connection without a request is closed after it
 
 log = logging.getLogger("emberd")
 
 
-def load_service(path: Path, config: Config) -> Service:
-    """Load an artifact. Raises EmberdError."""
-    artifact = Artifact.open(path)
-    generation = read_json(artifact, "generation_config.json")
-    tokenizer = load_tokenizer(artifact)
-    template = load_template(artifact)
-    model = Model(artifact, config.threads or None)
-    context = min(config.context or model.max_context, model.max_context)
-    engine = Engine(
-        model, tokenizer, slots=config.slots, context=context, max_queue=config.max_queue
-    )
-    return Service(
-        name=artifact.model.name,
-        engine=engine,
-        tokenizer=tokenizer,
-        template=template,
-        stop_tokens=frozenset(artifact.model.stop_tokens),
-        config=config,
-        defaults=sampling_defaults(generation),
-        created=int((path / "manifest.json").stat().st_mtime),
-    )
+async def serve(config: Config, metrics: Metrics, loading: Future[Service]) -> None:
+    """Listen until SIGTERM or SIGINT, then finish what runs; a second signal exits at once.
 
-
-def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
-    """The sampling settings of generation_config.json; do_sample false means greedy.
-
-    Raises EmberdError naming the setting that no request may have either.
+    Connections are taken from the start, and answered once the service is loaded. Raises
+    EmberdError where that fails, or where nobody can listen.
     """
-    fields = Fields(generation_config, "generation_config.json: ")
-    defaults = {
-        "temperature": fields.number("temperature", 0, 2, None),
-        "top_k": fields.integer("top_k", -1, 2**31 - 1, None),  # all of a smaller vocabulary
-        "top_p": fields.number("top_p", 0, 1, None),
-        "min_p": fields.number("min_p", 0, 1, None),
-    }
-    if not fields.boolean("do_sample", True):
-        defaults["temperature"] = 0.0
-    return {name: value for name, value in defaults.items() if value is not None}
-
-
-async def serve(service: Service) -> None:
-    """Listen until SIGTERM or SIGINT, then finish what runs; a second signal exits at once."""
-    config = service.config
     # It would log a traceback for every malformed request; what our handlers raise, we log.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    app = make_app(service)
+    app = make_app(Serving(config, metrics, asyncio.wrap_future(loading)))
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
@@ -90,6 +49,11 @@ async def serve(service: Service) -> None:
         reason = os.strerror(number) if number and number > 0 else error
         where = f"{config.host:.80}:{config.port}"
         raise EmberdError(f"cannot listen on {where}: {reason}") from None
+    try:
+        service = await app[SERVING].loading
+    except EmberdError:
+        await runner.cleanup()
+        raise
     stop = asyncio.Event()
 
     def on_signal() -> None:

@@ -146,6 +146,9 @@ def test_an_address_that_is_not_ours(
     assert f"cannot listen on {host[:80]}:" in errors and "Unknown error" not in errors
 
 
+# The interrupt may come while asyncio builds its loop, which then complains of being half-built.
+@pytest.mark.filterwarnings("ignore:coroutine 'serve'")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_while_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,11 @@ def test_settings_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
         ("port: true", "port: expected int"),
         ("port: 70000", "expected 0 to 65535"),
         ("drain_seconds: .inf", "expected 0 to 86400"),
+        ("keep_alive: 5 minutes", "expected seconds, or a number with s, m or h such as '5m'"),
+        ('keep_alive: ""', "expected seconds, or a number with s, m or h"),
+        ("keep_alive: [5]", "keep_alive: expected float"),
+        ("keep_alive: 1e99h", "keep_alive: expected -1e"),
+        ("keep_alive: .nan", "keep_alive: expected -1e"),
         ("host: 3", "host: expected str"),
         ('host: ""', "host: empty; write 0.0.0.0 to listen on every interface"),
         ("[" * 20_000, "nested too deep"),
@@ -58,3 +63,13 @@ def test_a_missing_file_or_artifact_is_named(
     assert main(["serve", str(tmp_path / "nothing")]) == 2
     assert main(["check", str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err.count("nothing does not exist") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400), ("0", 0), ("-1", -1), ("-1m", -60)],
+)
+def test_how_long_an_idle_model_stays(tmp_path: Path, text: str, seconds: float) -> None:
+    path = tmp_path / "emberd.yaml"
+    path.write_text(f"keep_alive: {text}\n")
+    assert config.load(path, {}).keep_alive == seconds

@@ -18,8 +18,8 @@ from aiohttp.test_utils import TestServer
 from emberd.daemon.config import Config
 from emberd.daemon.engine import Engine, Load
 from emberd.daemon.server.app import make_app
-from emberd.daemon.server.keys import Service
-from emberd.daemon.server.run import load_service
+from emberd.daemon.server.keys import Serving
+from emberd.daemon.server.service import Service, load_service
 from emberd.daemon.template import ChatTemplate
 from emberd.daemon.text import Tokenizer
 
@@ -109,7 +109,9 @@ async def run() -> AsyncIterator[Run]:
     sessions: list[ClientSession] = []
 
     async def begin(service: Service, model: Any) -> Daemon:
-        server = TestServer(make_app(service))
+        loading = asyncio.get_running_loop().create_future()
+        loading.set_result(service)
+        server = TestServer(make_app(Serving(service.config, service.engine.metrics, loading)))
         await server.start_server()
         servers.append(server)
         sessions.append(ClientSession())
@@ -161,11 +163,12 @@ def start(tokenizer: Tokenizer, run: Run) -> Start:
         )
         config = _config(settings)
         engine = Engine(
-            model,
+            lambda: model,
             tokenizer,
             slots=config.slots,
-            context=config.context or model.max_context,
+            context=config.context or None,
             max_queue=config.max_queue,
+            keep_alive=config.keep_alive,
         )
         service = Service(
             name="tiny",

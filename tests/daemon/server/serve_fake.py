@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 from emberd.daemon.config import Config
 from emberd.daemon.engine import Engine
-from emberd.daemon.server.keys import Service
 from emberd.daemon.server.run import serve
+from emberd.daemon.server.service import Service
 from emberd.daemon.template import ChatTemplate
 from emberd.daemon.text import Tokenizer
 
@@ -22,13 +23,15 @@ def main(delay: float, drain_seconds: float) -> None:
     model = fake_model.FakeModel(vocab_size=max(tokenizer.added.values()) + 1, delay=delay)
     service = Service(
         name="tiny",
-        engine=Engine(model, tokenizer, slots=2, context=4096, max_queue=4),
+        engine=Engine(lambda: model, tokenizer, slots=2, max_queue=4),
         tokenizer=tokenizer,
         template=ChatTemplate(fake_model.TEMPLATE, {}),
         stop_tokens=frozenset(),
         config=Config(port=0, drain_seconds=drain_seconds),
     )
-    asyncio.run(serve(service))
+    loading: Future[Service] = Future()
+    loading.set_result(service)
+    asyncio.run(serve(service.config, service.engine.metrics, loading))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 from emberd.daemon.core import Model
 from emberd.daemon.engine import Engine, GenerationFailed
 from emberd.daemon.generation import Delta, Request
+from emberd.daemon.metrics import open_files, resident_bytes
 from emberd.daemon.sampling import SamplingParameters
 from emberd.daemon.stream import Stream
 
@@ -20,9 +21,20 @@ GOOD = 12  # the tiny model fails at greater tokens
 
 @pytest.fixture
 async def engine(tiny_artifact: Any, tokenizer: Any) -> AsyncIterator[Engine]:
-    engine = Engine(Model(tiny_artifact, 1), tokenizer, slots=2, context=512, max_queue=50)
+    engine = _engine(tiny_artifact, tokenizer, slots=2)
     yield engine
     engine.close()
+
+
+def _engine(artifact: Any, tokenizer: Any, slots: int, keep_alive: float = -1) -> Engine:
+    return Engine(
+        lambda: Model(artifact, 1),
+        tokenizer,
+        slots=slots,
+        context=512,
+        max_queue=50,
+        keep_alive=keep_alive,
+    )
 
 
 def _request(
@@ -73,7 +85,9 @@ async def test_cached_and_interleaved_answers_equal_fresh_ones(
     requests = [_request(p, 1 + i % 3, len(p) // 2 or None) for i, p in enumerate(_prompts())]
     expected = []
     for request in requests:
-        fresh = Engine(Model(tiny_artifact, 1), tokenizer, slots=1, context=512, max_queue=1)
+        fresh = Engine(
+            lambda: Model(tiny_artifact, 1), tokenizer, slots=1, context=512, max_queue=1
+        )
         expected.append((await _answer(fresh, request))[0])
         fresh.close()
     in_turn = [await _answer(engine, request) for request in requests]
@@ -115,3 +129,38 @@ async def test_a_failed_step_of_several_fails_only_the_one_at_fault(
     assert dict(engine.metrics.requests) == {
         "completed": 2, "cancelled": 0, "failed": 1, "refused": 0
     }  # fmt: skip
+
+
+async def _unloaded(engine: Engine) -> None:
+    async with asyncio.timeout(10):
+        while engine.load.loaded:
+            await asyncio.sleep(0)
+
+
+async def test_an_unloaded_model_answers_as_before(tiny_artifact: Any, tokenizer: Any) -> None:
+    engine = _engine(tiny_artifact, tokenizer, slots=2, keep_alive=0)
+    requests = [_request(prompt) for prompt in _prompts()[:6]]
+    answers = []
+    for request in requests * 2:
+        answers.append(await _answer(engine, request))
+        await _unloaded(engine)
+    engine.close()
+    assert answers[:6] == answers[6:]
+    assert {cached for _, cached in answers} == {0}
+    assert engine.metrics.wakes >= 11
+
+
+async def test_a_thousand_wakes_leave_nothing_behind(tiny_artifact: Any, tokenizer: Any) -> None:
+    engine = _engine(tiny_artifact, tokenizer, slots=2, keep_alive=0)
+    request = _request([1, 2, 3], max_tokens=2)
+    seen = []
+    for count in range(1, 1101):
+        await _answer(engine, request)
+        await _unloaded(engine)
+        if count in (100, 1100):
+            seen.append((open_files(), resident_bytes()))
+    engine.close()
+    (files, memory), (files_after, memory_after) = seen
+    assert engine.metrics.wakes >= 1099
+    assert files_after == files
+    assert memory_after - memory < 1 << 20

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from emberd.daemon.config import Config
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.server.run import load_service, sampling_defaults
+from emberd.daemon.server.service import load_service, sampling_defaults
 
 Change = Callable[[str, bytes | None], None]
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"

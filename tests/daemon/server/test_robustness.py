@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from emberd.daemon.metrics import open_files, resident_bytes
-from emberd.daemon.server import fields as fields_module
+from emberd.daemon.server import body as body_module
 
 LONG = {"max_tokens": 3000, "n": 16}
 
@@ -39,7 +39,7 @@ async def test_bodies_that_never_end_hold_no_slot(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = await serve(slots=1)
-    monkeypatch.setattr(fields_module, "BODY_SECONDS", 1.0)
+    monkeypatch.setattr(body_module, "BODY_SECONDS", 1.0)
     slow = [await _raw(daemon, _post(b'{"messages":', 5000)) for _ in range(100)]
     assert (await daemon.chat(max_tokens=3))["usage"]["completion_tokens"] <= 3
     for reader, writer in slow:

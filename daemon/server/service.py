@@ -1,0 +1,89 @@
+"""A model being served, and how it is made of an artifact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.config import Config
+from emberd.daemon.core import Model
+from emberd.daemon.engine import Engine
+from emberd.daemon.metrics import Metrics
+from emberd.daemon.prompt import load_template, load_tokenizer, read_json
+from emberd.daemon.server.fields import Fields
+from emberd.daemon.template import ChatTemplate
+from emberd.daemon.text import Tokenizer
+
+
+@dataclass
+class Service:
+    """A model being served.
+
+    Attributes:
+        name: its id in the API.
+        template: None where the checkpoint has none: no chat then.
+        defaults: sampling defaults of the checkpoint's generation_config.json.
+        draining: new requests are refused.
+    """
+
+    name: str
+    engine: Engine
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    stop_tokens: frozenset[int]
+    config: Config
+    defaults: dict[str, Any] = field(default_factory=dict)
+    draining: bool = False
+    created: int = 0
+
+
+def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> Service:
+    """Load an artifact and open its model. Raises EmberdError."""
+    artifact = Artifact.open(path)
+    generation = read_json(artifact, "generation_config.json")
+    tokenizer = load_tokenizer(artifact)
+    template = load_template(artifact)
+    engine = Engine(
+        lambda: _open_model(artifact, config.threads or None),
+        tokenizer,
+        slots=config.slots,
+        context=config.context or None,
+        max_queue=config.max_queue,
+        keep_alive=config.keep_alive,
+        metrics=metrics,
+    )
+    return Service(
+        name=artifact.model.name,
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        stop_tokens=frozenset(artifact.model.stop_tokens),
+        config=config,
+        defaults=sampling_defaults(generation),
+        created=int((path / "manifest.json").stat().st_mtime),
+    )
+
+
+def _open_model(artifact: Artifact, threads: int | None) -> Model:
+    """Raises EmberdError, also where the folder holds another artifact by now."""
+    artifact.check_in_place()
+    return Model(artifact, threads)
+
+
+def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
+    """The sampling settings of generation_config.json; do_sample false means greedy.
+
+    Raises EmberdError naming the setting that no request may have either.
+    """
+    fields = Fields(generation_config, "generation_config.json: ")
+    defaults = {
+        "temperature": fields.number("temperature", 0, 2, None),
+        "top_k": fields.integer("top_k", -1, 2**31 - 1, None),  # all of a smaller vocabulary
+        "top_p": fields.number("top_p", 0, 1, None),
+        "min_p": fields.number("min_p", 0, 1, None),
+    }
+    if not fields.boolean("do_sample", True):
+        defaults["temperature"] = 0.0
+    return {name: value for name, value in defaults.items() if value is not None}
