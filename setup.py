@@ -7,6 +7,7 @@ setup(
         Extension(
             "emberd.daemon.native._core",
             sources=[
+                "daemon/native/draw.c",
                 "daemon/native/library.c",
                 "daemon/native/memory.c",
                 "daemon/native/model.c",
@@ -19,6 +20,7 @@ setup(
             depends=[
                 "daemon/native/ember.h",
                 "daemon/native/internal.h",
+                "daemon/native/row.h",
                 "daemon/native/tvm_abi.h",
             ],
             extra_compile_args=[

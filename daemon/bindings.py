@@ -53,6 +53,18 @@ class Trace(ctypes.Structure):
     )
 
 
+class Sampling(ctypes.Structure):
+    """ember_sampling of ember.h."""
+
+    _fields_ = (
+        ("temperature", ctypes.c_double),
+        ("top_k", ctypes.c_int64),
+        ("top_p", ctypes.c_double),
+        ("min_p", ctypes.c_double),
+        ("uniform", ctypes.c_double),
+    )
+
+
 class Config(ctypes.Structure):
     """ember_model_config of ember.h."""
 
@@ -114,7 +126,8 @@ def _load() -> ctypes.CDLL:
             (pointer, pointer, pointer, pointer, int32, *error),
         ),
         "ember_top_k": (int64, (pointer, int64, int64, pointer, pointer)),
-        "ember_log_sum_exp": (ctypes.c_double, (pointer, int64, ctypes.c_float)),
+        "ember_log_sum_exp": (ctypes.c_double, (pointer, int64)),
+        "ember_draw": (ctypes.c_int, (pointer, int64, ctypes.POINTER(Sampling), pointer)),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)

@@ -21,15 +21,17 @@ from emberd.daemon.bindings import (
     ERROR_BYTES,
     FAILED,
     OK,
+    REFUSED,
     Cost,
     ExpertLayout,
+    Sampling,
     Trace,
     accepted,
     config,
     core,
     opened,
 )
-from emberd.daemon.errors import EmberdError
+from emberd.daemon.errors import EmberdError, NoFiniteLogits
 from emberd.daemon.machine import physical_cpus
 
 MAX_THREADS = 256
@@ -431,13 +433,37 @@ class Logits:
         core.ember_top_k(address, self.vocab_size, k, ids, values)
         return ids[:], values[:]
 
-    def log_sum_exp(self, row: int = -1, temperature: float = 1.0) -> float:
-        """log(sum(exp(logits / temperature))): with it, logit / temperature - log_sum_exp is a
-        log-probability."""
+    def log_sum_exp(self, row: int = -1) -> float:
+        """log(sum(exp(logits))): with it, logit - log_sum_exp is a log-probability."""
+        value: float = core.ember_log_sum_exp(self._row(row), self.vocab_size)
+        return value
+
+    def draw(
+        self,
+        uniform: float,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        row: int = -1,
+    ) -> int:
+        """The token at `uniform` in [0, 1) of the distribution, in descending order.
+
+        It is of the first `top_k` tokens (0: all), of these the fewest that have a share of `top_p`
+        of their mass, and of these the ones at least `min_p` times as likely as the first. Raises
+        EmberdError where no logit is finite.
+        """
         if not temperature > 0:
             raise EmberdError(f"temperature {temperature}: expected one above 0")
-        value: float = core.ember_log_sum_exp(self._row(row), self.vocab_size, temperature)
-        return value
+        sampling = Sampling(temperature, top_k, top_p, min_p, uniform)
+        token = ctypes.c_int32()
+        address, size = self._row(row), self.vocab_size
+        status = core.ember_draw(address, size, ctypes.byref(sampling), ctypes.byref(token))
+        if status == REFUSED:
+            raise NoFiniteLogits
+        if status == FAILED:
+            raise EmberdError("no memory to draw a token")
+        return token.value
 
     def _check_current(self) -> None:
         if self._of_step != self._model._steps:

@@ -27,8 +27,20 @@ class LogitsView(Protocol):
     def top(self, k: int, row: int = -1) -> tuple[list[int], list[float]]:
         """The ``k`` largest logits, descending, ties to the lower id: ids and values."""
 
-    def log_sum_exp(self, row: int = -1, temperature: float = 1.0) -> float:
-        """log(sum(exp(logits / temperature))) over the vocabulary."""
+    def log_sum_exp(self, row: int = -1) -> float:
+        """log(sum(exp(logits))) over the vocabulary."""
+
+    def draw(
+        self,
+        uniform: float,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        row: int = -1,
+    ) -> int:
+        """The token at ``uniform`` in [0, 1) of the distribution that the filters leave, in
+        descending order. Raises EmberdError where no logit is finite."""
 
 
 class SessionLike(Protocol):

@@ -6,20 +6,14 @@ Order, as in transformers' LogitsProcessor chain: penalties and bias, temperatur
 
 from __future__ import annotations
 
-import bisect
 import math
 import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import neg
 
-from emberd.daemon.errors import EmberdError
+from emberd.daemon.errors import NoFiniteLogits
 from emberd.daemon.protocols import LogitsView
-
-FIRST_CANDIDATES = 256
-WIDENING = 8
 
 
 @dataclass(frozen=True)
@@ -119,50 +113,16 @@ class Sampler:
         return ids[0]
 
     def _draw(self, logits: LogitsView) -> int:
-        """Exact: candidates are widened until what decides the draw lies among them."""
         parameters = self._parameters
-        temperature, vocabulary = parameters.temperature, logits.vocab_size
-        limit = min(parameters.top_k or vocabulary, vocabulary)
-        ids, values = logits.top(limit if parameters.top_k else min(limit, FIRST_CANDIDATES))
-        best = values[0]
-        _check(best)
-        # The mass of the whole vocabulary, the best token weighing 1.
-        total = 0.0
-        if len(ids) < limit:
-            total = math.exp(logits.log_sum_exp(temperature=temperature) - best / temperature)
-        uniform = self._random.random()
-        while True:
-            weights = [math.exp((value - best) / temperature) for value in values]
-            masses = list(accumulate(weights))
-            complete = len(ids) == limit
-            mass = self._kept_mass(weights, masses, None if complete else total)
-            if mass is not None and (complete or uniform * mass < masses[-1]):
-                index = bisect.bisect_right(masses, uniform * mass)
-                return ids[min(index, len(ids) - 1)]
-            ids, values = logits.top(min(limit, len(ids) * WIDENING))
-
-    def _kept_mass(
-        self, weights: list[float], masses: list[float], total: float | None
-    ) -> float | None:
-        """The mass that top-p and min-p leave; None where these candidates do not tell.
-
-        Args:
-            weights: of the candidates, descending, the first one 1.
-            masses: their running sums.
-            total: mass of all tokens; None where the candidates are all there are.
-        """
-        top_p, min_p = self._parameters.top_p, self._parameters.min_p
-        whole = masses[-1] if total is None else total
-        if top_p == 1 and min_p == 0:
-            return whole
-        kept = len(weights)
-        if top_p < 1:
-            kept = min(kept, bisect.bisect_left(masses, top_p * whole) + 1)
-        if min_p > 0:
-            kept = min(kept, bisect.bisect_right(weights, -min_p, key=neg))
-        return None if kept == len(weights) and total is not None else masses[kept - 1]
+        return logits.draw(
+            self._random.random(),
+            parameters.temperature,
+            parameters.top_k,
+            parameters.top_p,
+            parameters.min_p,
+        )
 
 
 def _check(value: float) -> None:
     if not math.isfinite(value):
-        raise EmberdError("the model produced no finite logits; the artifact may be damaged")
+        raise NoFiniteLogits

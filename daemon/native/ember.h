@@ -137,8 +137,23 @@ EMBER_API ember_status ember_model_step(ember_model *model, ember_session *const
  * -infinity. Returns how many were written: min(k, n). */
 EMBER_API int64_t ember_top_k(const float *row, int64_t n, int64_t k, int32_t *ids, float *values);
 
-/* log(sum(exp(row[0..n) / temperature))), NaN counting as -infinity; -infinity for an empty sum.
- * The temperature is above 0. */
-EMBER_API double ember_log_sum_exp(const float *row, int64_t n, float temperature);
+/* log(sum(exp(row[0..n)))), NaN counting as -infinity; -infinity for an empty sum. */
+EMBER_API double ember_log_sum_exp(const float *row, int64_t n);
+
+/* Of what a token is drawn: the first top_k tokens (0: all), of these the fewest that have a share
+ * of top_p of their mass, and of these the ones that are at least min_p times as likely as the
+ * greatest. */
+typedef struct {
+    double temperature; /* above 0 */
+    int64_t top_k;
+    double top_p;
+    double min_p;
+    double uniform; /* in [0, 1): which token it becomes, in descending order of probability */
+} ember_sampling;
+
+/* Draws a token from row[0..n), NaN counting as -infinity. EMBER_REFUSED when the greatest is not
+ * finite, EMBER_FAILED without memory. */
+EMBER_API ember_status ember_draw(const float *row, int64_t n, const ember_sampling *sampling,
+                                  int32_t *token);
 
 #endif

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from emberd.daemon.core import LogitsRole, Model
-from emberd.daemon.errors import EmberdError
+from emberd.daemon.errors import EmberdError, NoFiniteLogits
 
 
 def test_logits_die_with_the_next_step(model: Model) -> None:
@@ -34,9 +34,9 @@ def test_logits_operations(model: Model) -> None:
         logits.add(2, 1.5, row=1)
         assert logits.top(1, row=-3) == ([2], [3.5])
         assert logits.get(2, row=1) == 3.5
-        for temperature in (1.0, 0.3, 5.0):
-            total = sum(math.exp(memory[1, token] / temperature) for token in range(16))
-            assert logits.log_sum_exp(1, temperature) == pytest.approx(math.log(total), rel=1e-6)
+        total = sum(math.exp(memory[1, token]) for token in range(16))
+        assert logits.log_sum_exp(1) == pytest.approx(math.log(total), rel=1e-6)
+        assert [logits.draw(0.5, 1e-3, row=1), logits.draw(0.999, top_k=3, row=1)] == [2, 7]
         assert logits.top(100)[0] == logits.top(16, row=3)[0]
         with pytest.raises(EmberdError, match="row 4 of 4"):
             logits.top(1, row=4)
@@ -45,4 +45,16 @@ def test_logits_operations(model: Model) -> None:
                 call()
         for temperature in (0.0, -1.0, math.nan):
             with pytest.raises(EmberdError, match="expected one above 0"):
-                logits.log_sum_exp(temperature=temperature)
+                logits.draw(0.5, temperature)
+
+
+def test_nothing_is_drawn_from_logits_without_a_maximum(model: Model) -> None:
+    with model.open_session(8) as session:
+        logits = session.step([1])
+        assert logits is not None
+        memory = logits.memory()
+        for value in (math.nan, -math.inf, math.inf):
+            for token in range(16):
+                memory[0, token] = value
+            with pytest.raises(NoFiniteLogits, match="may be damaged"):
+                logits.draw(0.5)

@@ -170,7 +170,7 @@ static void test_row(int64_t n, int64_t k, unsigned seed)
     CHECK(found == (k < n ? k : n));
     for (int64_t i = 0; i < found; i++)
         CHECK(ids[i] == (int32_t)sorted[i][1] && values[i] == sorted[i][0]);
-    double expected = log(sum), actual = ember_log_sum_exp(row, n, 1);
+    double expected = log(sum), actual = ember_log_sum_exp(row, n);
     CHECK(expected == actual || fabs(expected - actual) < 1e-5);
     free(row);
     free(sorted);
@@ -178,19 +178,47 @@ static void test_row(int64_t n, int64_t k, unsigned seed)
     free(values);
 }
 
+/* The greater the number, the less likely the token. */
+static void test_draw(int64_t n, ember_sampling sampling)
+{
+    enum { DRAWS = 400 };
+    float row[2000];
+    int32_t token = -1, last = 0;
+    for (int64_t i = 0; i < n; i++)
+        row[i] = i % 50 == 3 ? NAN : -(float)i / (float)n;
+    for (int i = 0; i < DRAWS; i++) {
+        sampling.uniform = (double)i / DRAWS;
+        CHECK(ember_draw(row, n, &sampling, &token) == EMBER_OK);
+        CHECK(token >= last && token < n && !isnan(row[token]));
+        last = token;
+    }
+}
+
 static void test_sampling(void)
 {
+    for (int64_t n = 1; n <= 2000; n += 333) {
+        test_draw(n, (ember_sampling){.temperature = 1, .top_p = 1});
+        test_draw(n, (ember_sampling){.temperature = 0.1, .top_k = 7, .top_p = 0.5});
+        test_draw(n, (ember_sampling){.temperature = 0.1, .top_k = 700, .top_p = 0.9});
+        test_draw(n, (ember_sampling){.temperature = 2, .top_p = 1, .min_p = 0.9});
+    }
     for (int64_t n = 1; n < 300; n += 7)
         for (int64_t k = 0; k <= n + 1; k += n / 3 + 1)
             test_row(n, k, (unsigned)(n * 1000 + k));
     test_row(5000, 64, 1);
     test_row(5000, 5000, 2);
     CHECK(ember_top_k(NULL, 0, 3, NULL, NULL) == 0);
-    CHECK(ember_log_sum_exp(NULL, 0, 1) == -INFINITY);
+    CHECK(ember_log_sum_exp(NULL, 0) == -INFINITY);
     float huge[] = {1e30f, -1e30f}, infinite[] = {1, INFINITY}, none[] = {-INFINITY, NAN};
-    CHECK(ember_log_sum_exp(huge, 2, 0.5f) == 2 * (double)1e30f);
-    CHECK(ember_log_sum_exp(infinite, 2, 0.5f) == INFINITY);
-    CHECK(ember_log_sum_exp(none, 2, 0.5f) == -INFINITY);
+    CHECK(ember_log_sum_exp(huge, 2) == (double)1e30f);
+    CHECK(ember_log_sum_exp(infinite, 2) == INFINITY);
+    CHECK(ember_log_sum_exp(none, 2) == -INFINITY);
+    int32_t token = -1;
+    ember_sampling all = {.temperature = 1, .top_p = 1, .uniform = 0.999};
+    CHECK(ember_draw(huge, 2, &all, &token) == EMBER_OK && token == 0);
+    CHECK(ember_draw(infinite, 2, &all, &token) == EMBER_REFUSED);
+    CHECK(ember_draw(none, 2, &all, &token) == EMBER_REFUSED);
+    CHECK(ember_draw(NULL, 0, &all, &token) == EMBER_REFUSED);
 }
 
 /* ---- models and sessions, on the kernels of kernels.c */

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from draws import draw
 from emberd.daemon.core import LogitsRole
 from emberd.daemon.errors import EmberdError
 from tokenizers.pre_tokenizers import ByteLevel
@@ -95,11 +96,19 @@ class FakeLogits:
         ids = sorted(range(self.vocab_size), key=lambda i: (-values[i], i))[:k]
         return ids, [values[i] for i in ids]
 
-    def log_sum_exp(self, row: int = -1, temperature: float = 1.0) -> float:
-        values = self._values[row]
-        best = max(values)
-        total = sum(math.exp((value - best) / temperature) for value in values)
-        return best / temperature + math.log(total)
+    def log_sum_exp(self, row: int = -1) -> float:
+        return math.log(math.fsum(math.exp(value) for value in self._values[row]))
+
+    def draw(
+        self,
+        uniform: float,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        row: int = -1,
+    ) -> int:
+        return draw(self._values[row], uniform, temperature, top_k, top_p, min_p)[0]
 
 
 @dataclass

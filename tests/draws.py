@@ -1,0 +1,48 @@
+"""Drawing a token by definition: sort the whole vocabulary, filter, walk along the masses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def kept(
+    values: Sequence[float], temperature: float, top_k: int, top_p: float, min_p: float
+) -> list[tuple[int, float]]:
+    """The tokens that top-k, then top-p, then min-p leave, descending, with their masses."""
+    order = sorted(
+        (i for i, value in enumerate(values) if not math.isnan(value)),
+        key=lambda i: (-values[i], i),
+    )
+    if top_k:
+        order = order[:top_k]
+    best = values[order[0]]
+    weights = [math.exp((values[i] - best) / temperature) for i in order]
+    whole, mass, count = math.fsum(weights), 0.0, 0
+    while count < len(order) and (top_p == 1 or count == 0 or mass < top_p * whole):
+        mass += weights[count]
+        count += 1
+    return [
+        (i, weight) for i, weight in zip(order[:count], weights, strict=False) if weight >= min_p
+    ]
+
+
+def draw(
+    values: Sequence[float],
+    uniform: float,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    tolerance: float = 0.0,
+) -> list[int]:
+    """The token at `uniform`; with a tolerance, also those that begin or end within it."""
+    tokens = kept(values, temperature, top_k, top_p, min_p)
+    total = math.fsum(weight for _, weight in tokens)
+    found, before = [], 0.0
+    for token, weight in tokens:
+        after = before + weight / total
+        if before - tolerance <= uniform < after + tolerance:
+            found.append(token)
+        before = after
+    return found or [tokens[-1][0]]
