@@ -19,6 +19,7 @@ COMMANDS = {
     "convert": ("emberd.compile.convert", "turn a checkpoint into ONNX blocks and references"),
     "build": ("emberd.compile.build", "compile a checkpoint or converted model for a target"),
     "profile": ("emberd.compile.profile", "count which experts typical commands choose"),
+    "simulate": ("emberd.compile.simulate", "replay a trace against residency policies"),
     "run": ("emberd.compile.run", "feed token ids to an artifact or converted model"),
     "verify": ("emberd.compile.verify", "compare an artifact with its converted model"),
     "bench": ("emberd.compile.bench", "measure how fast an artifact runs on this machine"),

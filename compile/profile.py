@@ -175,7 +175,7 @@ def profile(
             raise EmberdError(f"{commands}: no commands")
         writer = None
         if trace is not None:
-            header = TraceHeader(artifact.model.identity, *shape)
+            header = TraceHeader(artifact.model.identity, *shape, model.experts.expert_bytes)
             writer = TraceWriter(trace, header, state.trace_bytes)
             stack.callback(writer.close)
         recorder = Recorder(model, artifact.model.stop_tokens, max_tokens)

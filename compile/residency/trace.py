@@ -1,10 +1,10 @@
 """Recorded traces: which experts every token of a series of commands chose.
 
 A trace file is a stream of msgpack maps, so that it can be written and read a command at a time:
-first {format, version, model, layers, experts, top_k}, with `model` the identity of the artifact's
-weights, then one {class, prompt, ids, weights} a command: ids uint16 [tokens, layers, top_k] and
-weights float16 of the same shape, little-endian, heaviest first; the first `prompt` tokens were
-read together, the others generated one by one.
+first {format, version, model, layers, experts, top_k, expert_bytes}, with `model` the identity of
+the artifact's weights, then one {class, prompt, ids, weights} a command: ids uint16 [tokens,
+layers, top_k] and weights float16 of the same shape, little-endian, heaviest first; the first
+`prompt` tokens were read together, the others generated one by one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import msgpack
 import numpy as np
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.record import INT32_MAX, Record
+from emberd.daemon.record import INT32_MAX, INT64_MAX, Record
 from numpy.typing import NDArray
 
 FORMAT = "emberd-routing-trace"
@@ -34,6 +34,7 @@ class TraceHeader:
     layers: int
     experts: int
     top_k: int
+    expert_bytes: int
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ class Trace:
             layers=first.integer("layers", 1, INT32_MAX),
             experts=experts,
             top_k=first.integer("top_k", 1, experts),
+            expert_bytes=first.integer("expert_bytes", 1, INT64_MAX),
         )
 
     def __iter__(self) -> Iterator[CommandTrace]:

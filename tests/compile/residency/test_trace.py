@@ -13,7 +13,7 @@ import pytest
 from emberd.compile.residency.trace import CommandTrace, Trace, TraceHeader, TraceWriter
 from emberd.daemon.errors import EmberdError
 
-HEADER = TraceHeader("ab" * 32, layers=2, experts=6, top_k=3)
+HEADER = TraceHeader("ab" * 32, layers=2, experts=6, top_k=3, expert_bytes=4096)
 
 
 def command(tokens: int, name: str = "media") -> CommandTrace:

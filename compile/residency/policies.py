@@ -1,0 +1,49 @@
+"""Which experts stay in memory: policies as data, for `simulate` to replay traces against.
+
+All build on least recently used; what they add, they take from an activation map.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a policy adds to evicting the expert that was used least recently.
+
+    pinned: share of the slots that hold the map's most chosen experts for the whole command.
+    warmed: an empty cache is filled with the map's most chosen experts.
+    by_class: pins and warming follow the command's own class; otherwise all classes by their
+        priors.
+    retained: what the map's transitions expect of the next token is evicted last.
+    read_ahead: what they expect is also read before it is asked for.
+    offline: knows the future (Belady 1966): no policy that reads on demand can have more hits.
+    """
+
+    name: str
+    pinned: float = 0.0
+    warmed: bool = False
+    by_class: bool = False
+    retained: bool = False
+    read_ahead: bool = False
+    offline: bool = False
+
+    @property
+    def needs_map(self) -> bool:
+        return bool(self.pinned or self.warmed or self.retained or self.read_ahead)
+
+
+POLICIES: dict[str, Policy] = {
+    policy.name: policy
+    for policy in (
+        Policy("lru"),
+        Policy("global-pinned", pinned=0.5),
+        Policy("map-pinned", pinned=0.5, by_class=True),
+        Policy("global-warmed", warmed=True),
+        Policy("map-warmed", warmed=True, by_class=True),
+        Policy("predictor-retained", retained=True),
+        Policy("read-ahead", retained=True, read_ahead=True),
+        Policy("belady", offline=True),
+    )
+}

@@ -1,0 +1,231 @@
+"""Replays a trace against a policy with a number of slots, and counts hits and reads."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import Protocol
+
+from emberd.compile.residency.policies import Policy
+from emberd.compile.residency.trace import CommandTrace
+from emberd.daemon.activation_map import ActivationMap, Expert
+
+_NEVER = 1 << 62
+
+
+@dataclass
+class Outcome:
+    """`accesses`: experts that steps asked for, once a step and layer; `hits`: of those, the ones
+    in memory; `reads`: experts read, asked for or not."""
+
+    tokens: int = 0
+    accesses: int = 0
+    hits: int = 0
+    reads: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.accesses
+
+    @property
+    def reads_per_token(self) -> float:
+        return self.reads / self.tokens
+
+
+@dataclass(frozen=True)
+class Step:
+    """Tokens that are run together: the experts that they need, layer by layer."""
+
+    tokens: int
+    layers: Sequence[Sequence[Expert]]
+
+
+def steps(command: CommandTrace, chunk: int, first: int | None = None) -> Iterator[Step]:
+    """The steps of a command: its prompt in chunks of at most `chunk` tokens, then its answer one
+    by one; `first`: of only so many tokens."""
+    ids = command.ids[:first]
+    prompt = min(command.prompt, len(ids))
+    starts = [*range(0, prompt, chunk), *range(prompt, len(ids) + 1)]
+    for start, end in pairwise(starts):
+        together = ids[start:end]
+        layers = [
+            [(layer, expert) for expert in sorted(set(together[:, layer].ravel().tolist()))]
+            for layer in range(ids.shape[1])
+        ]
+        yield Step(end - start, layers)
+
+
+def replay(
+    commands: Sequence[tuple[str, Sequence[Step]]],
+    policy: Policy,
+    slots: int,
+    activation_map: ActivationMap | None = None,
+    cold: bool = False,
+) -> Outcome:
+    """The outcome of commands (class, steps) one after another; `cold`: each begins with an empty
+    cache.
+
+    A step whose layer needs more experts than there are slots takes them in turn, those in memory
+    first, and reads each of the others once. `activation_map` is there if the policy needs it.
+    """
+    outcome = Outcome()
+    if policy.offline:
+        for group in [[command] for command in commands] if cold else [commands]:
+            every = [step for _, taken in group for step in taken]
+            _run(_Offline(slots, outcome, every), every, outcome)
+        return outcome
+    cache = _Online(policy, slots, outcome, activation_map)
+    for name, taken in commands:
+        cache.begin(name, cold)
+        _run(cache, taken, outcome)
+    return outcome
+
+
+class _Cache(Protocol):
+    def acquire(self, needed: Sequence[Expert]) -> None:
+        """Has all of `needed` in memory, or each in turn where there are too few slots."""
+
+    def expect(self, chosen: Sequence[Expert]) -> None:
+        """Hears what a token chose in a layer, to prepare for the next token."""
+
+
+def _run(cache: _Cache, taken: Sequence[Step], outcome: Outcome) -> None:
+    for step in taken:
+        outcome.tokens += step.tokens
+        for needed in step.layers:
+            cache.acquire(needed)
+            if step.tokens == 1:
+                cache.expect(needed)
+
+
+class _Online:
+    """Least recently used, and what a policy adds to it."""
+
+    def __init__(
+        self, policy: Policy, slots: int, outcome: Outcome, activation_map: ActivationMap | None
+    ) -> None:
+        self._policy = policy
+        self._slots = slots
+        self._outcome = outcome
+        self._map = activation_map
+        self._pinned: set[Expert] = set()
+        self._others: OrderedDict[Expert, None] = OrderedDict()  # least recently used first
+        self._hottest: dict[int | None, list[Expert]] = {}
+        self._successors: dict[Expert, list[tuple[Expert, float]]] = {}
+
+    def begin(self, command_class: str, cold: bool) -> None:
+        """A command of this class follows; `cold`: after the memory was given back."""
+        if cold:
+            self._pinned.clear()
+            self._others.clear()
+        policy = self._policy
+        if policy.pinned:
+            self._pin(self._wanted(command_class)[: int(policy.pinned * self._slots)])
+        if policy.warmed and not self._others:
+            for expert in reversed(self._wanted(command_class)):
+                self._load(expert)
+
+    def acquire(self, needed: Sequence[Expert]) -> None:
+        others, pinned, outcome = self._others, self._pinned, self._outcome
+        misses = []
+        for expert in needed:
+            if expert in others:
+                others.move_to_end(expert)
+            elif expert not in pinned:
+                misses.append(expert)
+        outcome.accesses += len(needed)
+        outcome.hits += len(needed) - len(misses)
+        # What is needed is at the end by now: it is evicted only where it exceeds the slots.
+        for expert in misses:
+            self._load(expert)
+
+    def expect(self, chosen: Sequence[Expert]) -> None:
+        if not self._policy.retained:
+            return
+        scores: dict[Expert, float] = {}
+        for expert in chosen:
+            for successor, share in self._after(expert):
+                scores[successor] = scores.get(successor, 0.0) + share
+        likely = sorted(scores, key=lambda expert: (-scores[expert], expert))[: len(chosen)]
+        for expert in reversed(likely):
+            if expert in self._others:
+                self._others.move_to_end(expert)
+            elif self._policy.read_ahead:
+                self._load(expert)
+
+    def _pin(self, experts: Sequence[Expert]) -> None:
+        """Pins these and no others; what was pinned before is the first to be evicted."""
+        new = set(experts)
+        for expert in sorted(self._pinned - new):
+            self._others[expert] = None
+            self._others.move_to_end(expert, last=False)
+        self._outcome.reads += len(new - self._pinned - self._others.keys())
+        for expert in new:
+            self._others.pop(expert, None)
+        self._pinned = new
+        while len(self._others) > self._slots - len(new):
+            self._others.popitem(last=False)
+
+    def _load(self, expert: Expert) -> None:
+        """Reads an expert in place of the one that was used least recently."""
+        if len(self._others) + len(self._pinned) >= self._slots:
+            self._others.popitem(last=False)
+        self._others[expert] = None
+        self._outcome.reads += 1
+
+    def _wanted(self, command_class: str) -> list[Expert]:
+        """The map's most chosen experts for a class that it has, else for any command."""
+        assert self._map is not None
+        names = [entry.name for entry in self._map.classes]
+        known = self._policy.by_class and command_class in names
+        index = names.index(command_class) if known else None
+        if index not in self._hottest:
+            self._hottest[index] = self._map.hottest(self._slots, index)
+        return self._hottest[index]
+
+    def _after(self, expert: Expert) -> list[tuple[Expert, float]]:
+        if expert not in self._successors:
+            assert self._map is not None
+            layer, _ = expert
+            found = self._map.next_token.after(*expert)
+            self._successors[expert] = [((layer, successor), share) for successor, share in found]
+        return self._successors[expert]
+
+
+class _Offline:
+    """Evicts the expert whose next use is furthest away, knowing all steps that will be taken.
+
+    Even one that was just read: a step takes its experts in turn, so that none has to stay.
+    """
+
+    def __init__(self, slots: int, outcome: Outcome, taken: Sequence[Step]) -> None:
+        self._slots = slots
+        self._outcome = outcome
+        self._later: dict[Expert, list[int]] = {}  # when each is acquired, the next time last
+        acquired = [needed for step in taken for needed in step.layers]
+        for number in range(len(acquired) - 1, -1, -1):
+            for expert in acquired[number]:
+                self._later.setdefault(expert, [_NEVER]).append(number)
+        self._resident: dict[Expert, int] = {}  # and when each is used next
+        self._furthest: list[tuple[int, Expert]] = []  # heap of (-next use, expert), some outdated
+
+    def acquire(self, needed: Sequence[Expert]) -> None:
+        resident, outcome = self._resident, self._outcome
+        hits = sum(expert in resident for expert in needed)
+        outcome.accesses += len(needed)
+        outcome.hits += hits
+        outcome.reads += len(needed) - hits
+        for expert in needed:
+            self._later[expert].pop()
+            resident[expert] = self._later[expert][-1]
+            heappush(self._furthest, (-resident[expert], expert))
+        while len(resident) > self._slots:
+            use, expert = heappop(self._furthest)
+            if resident.get(expert) == -use:
+                del resident[expert]
+
+    def expect(self, chosen: Sequence[Expert]) -> None:
+        """It knows already."""

@@ -1,0 +1,185 @@
+"""`emberc simulate`: what share of the experts a policy would find in memory, by budget."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from emberd.compile.files import write_whole
+from emberd.compile.residency.plot import curves
+from emberd.compile.residency.policies import POLICIES, Policy
+from emberd.compile.residency.replay import Step, replay, steps
+from emberd.compile.residency.sizes import read_size, size
+from emberd.compile.residency.trace import Trace, TraceHeader
+from emberd.daemon.activation_map import ActivationMap
+from emberd.daemon.errors import EmberdError
+
+_BUDGETS = ("12.5%", "25%", "50%")
+_PLOTTED = (5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100)  # per cent of the bank
+_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a policy does with a budget. `read_bytes`: per token, those before it is asked for
+    included."""
+
+    policy: str
+    budget: str
+    slots: int
+    hit_rate: float
+    read_bytes: float
+
+
+def simulate(
+    header: TraceHeader,
+    commands: Sequence[tuple[str, Sequence[Step]]],
+    policies: Iterable[Policy],
+    budgets: Iterable[str],
+    activation_map: ActivationMap | None,
+    cold: bool,
+) -> list[Row]:
+    """Every policy with every budget. Raises EmberdError for a budget that is none."""
+    rows = []
+    slots = {budget: read_budget(budget, header) for budget in budgets}
+    for policy in policies:
+        for budget, count in slots.items():
+            outcome = replay(commands, policy, count, activation_map, cold)
+            read = outcome.reads_per_token * header.expert_bytes
+            rows.append(Row(policy.name, budget, count, outcome.hit_rate, read))
+    return rows
+
+
+def read_budget(text: str, header: TraceHeader) -> int:
+    """Slots of a budget: a size, or a share of the bank such as 25%; at most the bank.
+
+    Raises EmberdError for what is neither, or too small for the experts of one layer.
+    """
+    bank = header.layers * header.experts
+    if text.endswith("%"):
+        try:
+            slots = int(bank * float(text[:-1]) / 100)
+        except (ValueError, OverflowError):
+            raise EmberdError(f"--budget {text}: not a share such as 25%") from None
+    else:
+        slots = read_size(text) // header.expert_bytes
+    if slots < header.top_k:
+        raise EmberdError(
+            f"--budget {text}: {max(slots, 0)} experts of {size(header.expert_bytes)}, but a token "
+            f"needs {header.top_k} of a layer at once"
+        )
+    return min(slots, bank)
+
+
+def table(rows: Sequence[Row], header: TraceHeader) -> str:
+    """Hit rate and bytes read per token: a line a policy, a column a budget."""
+    demand = header.layers * header.top_k
+    budgets = {row.budget: row.slots for row in rows}
+    width = max(len(row.policy) for row in rows)
+    heads = [f"{budget} ({slots} slots)" for budget, slots in budgets.items()]
+    columns = [max(len(head), 18) for head in heads]
+    lines = [
+        f"{header.layers} layers of {header.experts} experts, {size(header.expert_bytes)} each; "
+        f"token_demand {demand} experts, {size(demand * header.expert_bytes)}",
+        "",
+        "  ".join([f"{'policy':<{width}}", *map(str.rjust, heads, columns)]),
+    ]
+    for policy in dict.fromkeys(row.policy for row in rows):
+        cells = [
+            f"{row.hit_rate:6.1%} {size(row.read_bytes) + '/tok':>11}"
+            for row in rows
+            if row.policy == policy
+        ]
+        lines.append("  ".join([f"{policy:<{width}}", *map(str.rjust, cells, columns)]))
+    for budget, slots in budgets.items():
+        if slots < demand:
+            lines.append(
+                f"note: {budget} is less than token_demand: nothing that a token used is there "
+                "for the next"
+            )
+    return "\n".join(lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", type=Path, help="file written by emberc profile --trace")
+    parser.add_argument(
+        "--budget",
+        action="append",
+        metavar="SIZE",
+        help="25%% of the bank, or 6G; may be repeated (default 12.5%%, 25%% and 50%%)",
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        choices=POLICIES,
+        metavar="NAME",
+        help=f"may be repeated (default: all that can be): {', '.join(POLICIES)}",
+    )
+    parser.add_argument("--map", type=Path, help="activation map, for the policies that need one")
+    parser.add_argument(
+        "--cold", action="store_true", help="begin every command with an empty cache"
+    )
+    parser.add_argument("--first", type=int, metavar="N", help="only a command's first N tokens")
+    parser.add_argument(
+        "--chunk",
+        type=int,
+        default=_CHUNK,
+        metavar="N",
+        help="tokens of a prompt that are read together (default %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="hit rate over budget")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    for name in ("chunk", "first"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise EmberdError(f"--{name} {value}: expected 1 or more")
+    trace = Trace(arguments.trace)
+    found = None if arguments.map is None else ActivationMap.read(arguments.map)
+    if found is not None:
+        found.check_model(trace.header.model)
+    policies = _policies(arguments.policy, found)
+    commands = [
+        (command.command_class, list(steps(command, arguments.chunk, arguments.first)))
+        for command in trace
+    ]
+    if not commands:
+        raise EmberdError(f"{arguments.trace}: no commands")
+    given = arguments.budget or _BUDGETS
+    rows = simulate(trace.header, commands, policies, given, found, arguments.cold)
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        print(table(rows, trace.header))
+    if arguments.plot is not None:
+        budgets = [
+            f"{share}%"
+            for share in _PLOTTED
+            if share * trace.header.layers * trace.header.experts >= 100 * trace.header.top_k
+        ]
+        drawn = simulate(trace.header, commands, policies, budgets, found, arguments.cold)
+        svg = _plot(drawn, arguments.trace.name)
+        write_whole(arguments.plot, lambda file: file.write(svg.encode()))
+
+
+def _policies(names: Sequence[str] | None, found: ActivationMap | None) -> list[Policy]:
+    if names is None:
+        return [policy for policy in POLICIES.values() if found is not None or not policy.needs_map]
+    chosen = [POLICIES[name] for name in dict.fromkeys(names)]
+    if found is None and any(policy.needs_map for policy in chosen):
+        needing = ", ".join(policy.name for policy in chosen if policy.needs_map)
+        raise EmberdError(f"--policy {needing}: needs an activation map, give --map")
+    return chosen
+
+
+def _plot(rows: Sequence[Row], name: str) -> str:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        share = float(row.budget.rstrip("%")) / 100
+        lines.setdefault(row.policy, []).append((share, row.hit_rate))
+    return curves(f"Hit rate, {name}", "budget, share of all experts", "hit rate", lines)
