@@ -5,18 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from emberd.daemon.errors import NoFiniteLogits
+
 
 def kept(
     values: Sequence[float], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> list[tuple[int, float]]:
-    """The tokens that top-k, then top-p, then min-p leave, descending, with their masses."""
+    """The tokens that top-k, then top-p, then min-p leave, descending, with their masses.
+
+    Raises NoFiniteLogits where the greatest is not finite.
+    """
     order = sorted(
         (i for i, value in enumerate(values) if not math.isnan(value)),
         key=lambda i: (-values[i], i),
     )
     if top_k:
         order = order[:top_k]
-    best = values[order[0]]
+    best = values[order[0]] if order else math.nan
+    if not math.isfinite(best):
+        raise NoFiniteLogits
     weights = [math.exp((values[i] - best) / temperature) for i in order]
     whole, mass, count = math.fsum(weights), 0.0, 0
     while count < len(order) and (top_p == 1 or count == 0 or mass < top_p * whole):

@@ -14,7 +14,7 @@ from emberd.daemon.server.service import Service
 from emberd.daemon.template import ChatTemplate
 from emberd.daemon.text import Tokenizer
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 import fake_model
 
 
