@@ -14,7 +14,8 @@ from emberd.daemon.server.service import Service
 from emberd.daemon.template import ChatTemplate
 from emberd.daemon.text import Tokenizer
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parent))
 import fake_model
 
 
