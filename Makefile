@@ -23,7 +23,8 @@ $(INSTALLED): pyproject.toml setup.py $(wildcard daemon/native/*.c daemon/native
 
 build/demo/manifest.json: $(INSTALLED) $(wildcard firmware_assets/demo/model/*) \
 		$(wildcard compile/*.py compile/*/*.py)
-	$(BIN)/emberc build firmware_assets/demo/model -o build/demo --name demo --target host --recipe q4
+	$(BIN)/emberc build firmware_assets/demo/model -o build/demo --name demo --target host --recipe q4 \
+		--map firmware_assets/demo/expert_activation_map.bin
 
 demo: build/demo/manifest.json
 	exec $(BIN)/python firmware_assets/demo/show.py build/demo --port $(PORT)
