@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from concurrent.futures import Future
+from typing import Any
 
 from aiohttp import web
 from emberd.daemon.config import Config
@@ -16,6 +17,7 @@ from emberd.daemon.metrics import Metrics
 from emberd.daemon.server.app import make_app
 from emberd.daemon.server.keys import SERVING, Serving
 from emberd.daemon.server.service import Service
+from emberd.daemon.server.systemd import notify_ready, passed_socket
 
 KEEPALIVE_SECONDS = 75.0  # a connection without a request is closed after it
 
@@ -39,17 +41,8 @@ async def serve(config: Config, metrics: Metrics, loading: Future[Service]) -> N
         access_log=None,
     )
     await runner.setup()
-    site = web.TCPSite(runner, config.host, config.port, backlog=512)
     try:
-        await site.start()
-    except (OSError, UnicodeError) as error:  # UnicodeError: what cannot be a host name
-        await runner.cleanup()
-        number = error.errno if isinstance(error, OSError) else None
-        # asyncio wraps the reason of errno in text of its own; a resolver's numbers are negative.
-        reason = os.strerror(number) if number and number > 0 else error
-        where = f"{config.host:.80}:{config.port}"
-        raise EmberdError(f"cannot listen on {where}: {reason}") from None
-    try:
+        site = await _listen(runner, config)
         service = await app[SERVING].loading
     except EmberdError:
         await runner.cleanup()
@@ -64,15 +57,40 @@ async def serve(config: Config, metrics: Metrics, loading: Future[Service]) -> N
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    host, port = runner.addresses[0][:2]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"emberd: {service.name} on http://{shown}:{port}", flush=True)
+    print(f"emberd: {service.name} on {_url(runner.addresses[0])}", flush=True)
+    notify_ready()
     await stop.wait()
     service.draining = True
     await site.stop()
     await _drain(service)
     await asyncio.to_thread(service.engine.close)  # what still runs ends with an error
     await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, config: Config) -> web.BaseSite:
+    """On the socket that systemd passed, else where the settings say."""
+    passed = passed_socket()
+    if passed is not None:
+        site: web.BaseSite = web.SockSite(runner, passed)
+    else:
+        site = web.TCPSite(runner, config.host, config.port, backlog=512)
+    try:
+        await site.start()
+    except (OSError, UnicodeError) as error:  # UnicodeError: what cannot be a host name
+        number = error.errno if isinstance(error, OSError) else None
+        # asyncio wraps the reason of errno in text of its own; a resolver's numbers are negative.
+        reason = os.strerror(number) if number and number > 0 else error
+        where = f"{config.host:.80}:{config.port}"
+        raise EmberdError(f"cannot listen on {where}: {reason}") from None
+    return site
+
+
+def _url(address: Any) -> str:
+    """Of a socket's address: (host, port, ...), or the path of a Unix socket."""
+    if isinstance(address, str):
+        return f"unix:{address}"
+    host, port = address[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _drain(service: Service) -> None:

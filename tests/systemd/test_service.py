@@ -1,4 +1,4 @@
-"""The systemd unit starts the daemon as its command line allows, and lets it drain."""
+"""The systemd units start the daemon as its command line allows, and let it drain."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ import pytest
 from emberd.daemon import cli
 from emberd.daemon.config import Config
 
-UNIT = Path(__file__).parents[2] / "systemd" / "emberd.service"
+UNITS = Path(__file__).parents[2] / "systemd"
+
+
+def _section(name: str, section: str) -> configparser.SectionProxy:
+    unit = configparser.RawConfigParser()
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(UNITS / name)
+    return unit[section]
 
 
 @pytest.fixture
 def service() -> configparser.SectionProxy:
-    unit = configparser.RawConfigParser()
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read(UNIT)
-    return unit["Service"]
+    return _section("emberd.service", "Service")
+
+
+def test_the_socket_is_where_the_daemon_would_listen() -> None:
+    default = Config()
+    assert _section("emberd.socket", "Socket")["ListenStream"] == f"{default.host}:{default.port}"
 
 
 def test_the_command_is_taken(service: configparser.SectionProxy) -> None:
@@ -33,13 +42,15 @@ def test_requests_may_end_before_systemd_kills(service: configparser.SectionProx
     assert int(service["TimeoutStopSec"]) > Config().drain_seconds
 
 
-def test_systemd_finds_no_fault(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["emberd.service", "emberd.socket"])
+def test_systemd_finds_no_fault(tmp_path: Path, name: str) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("needs systemd-analyze, which is not installed")
-    text = UNIT.read_text().replace("/usr/local/bin/emberd", "/bin/true")
-    (tmp_path / UNIT.name).write_text(text)
+    for unit in UNITS.iterdir():
+        text = unit.read_text().replace("/usr/local/bin/emberd", "/bin/true")
+        (tmp_path / unit.name).write_text(text)
     result = subprocess.run(
-        [analyze, "verify", tmp_path / UNIT.name], capture_output=True, text=True, check=False
+        [analyze, "verify", tmp_path / name], capture_output=True, text=True, check=False
     )
-    assert UNIT.name not in result.stderr, result.stderr
+    assert "emberd" not in result.stderr, result.stderr
