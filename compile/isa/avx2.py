@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from emberd.compile.isa.definition import Isa
+from emberd.compile.isa.definition import Isa, sum_planes
 from emberd.compile.isa.vector import Expr, broadcast, intrinsic, type_of, vector_type
 from tvm.script import tirx as T  # noqa: N812
 
@@ -10,7 +10,7 @@ LANES = 8
 
 
 def dot_group(
-    zero_point: int, weights: Sequence[Expr], activations: Sequence[Expr], activation_sum: Expr
+    zero_point: int, weights: Sequence[Expr], planes: Sequence[Sequence[Expr]], bias: Expr
 ) -> Expr:
     """vpmaddubsw, whose int16 sums of two products saturate, so each case keeps them in range.
 
@@ -18,30 +18,44 @@ def dot_group(
     before they are widened. 8-bit weights give their sign to the activations: at most
     2 * 127 * 127 = 32258.
     """
-    bits4 = zero_point == 8
-    total = broadcast(activation_sum * T.int32(-zero_point), LANES) if bits4 else None
-    ones = T.broadcast(T.int16(1), 16)
+    if zero_point != 8:
+        return sum_planes([_dot_signed(weights, plane) for plane in planes])
+    products = [_dot_unsigned(weights, plane) for plane in planes]
+    return T.Bind(sum_planes(products) + broadcast(bias, LANES))
+
+
+def _dot_unsigned(weights: Sequence[Expr], plane: Sequence[Expr]) -> Expr:
     pairs = None
-    for weight, activation in zip(weights, activations, strict=True):
-        x = T.Bind(T.reinterpret("int8x32", broadcast(activation, LANES)))
-        if bits4:
-            product = intrinsic(
-                "int16x16", "llvm.x86.avx2.pmadd.ub.sw", T.reinterpret("int8x32", weight), x
-            )
-            pairs = T.Bind(product if pairs is None else pairs + product)
-            continue
+    for weight, activation in zip(weights, plane, strict=True):
+        product = _multiply_pairs(T.reinterpret("int8x32", weight), _bytes(activation))
+        pairs = T.Bind(product if pairs is None else pairs + product)
+    return _add_pairs(pairs)
+
+
+def _dot_signed(weights: Sequence[Expr], plane: Sequence[Expr]) -> Expr:
+    total = None
+    for weight, activation in zip(weights, plane, strict=True):
         signed = T.Bind(T.reinterpret("int8x32", weight ^ T.broadcast(T.uint8(128), 32)))
-        product = intrinsic(
-            "int16x16",
-            "llvm.x86.avx2.pmadd.ub.sw",
-            intrinsic("int8x32", "llvm.x86.avx2.psign.b", signed, signed),
-            intrinsic("int8x32", "llvm.x86.avx2.psign.b", x, signed),
-        )
-        quads = intrinsic("int32x8", "llvm.x86.avx2.pmadd.wd", product, ones)
+        magnitude = intrinsic("int8x32", "llvm.x86.avx2.psign.b", signed, signed)
+        x = intrinsic("int8x32", "llvm.x86.avx2.psign.b", _bytes(activation), signed)
+        quads = _add_pairs(_multiply_pairs(magnitude, x))
         total = T.Bind(quads if total is None else total + quads)
-    if bits4:
-        total = T.Bind(total + intrinsic("int32x8", "llvm.x86.avx2.pmadd.wd", pairs, ones))
     return total
+
+
+def _bytes(activation: Expr) -> Expr:
+    """Four activations, for every row."""
+    return T.Bind(T.reinterpret("int8x32", broadcast(activation, LANES)))
+
+
+def _multiply_pairs(unsigned: Expr, signed: Expr) -> Expr:
+    return intrinsic("int16x16", "llvm.x86.avx2.pmadd.ub.sw", unsigned, signed)
+
+
+def _add_pairs(pairs: Expr) -> Expr:
+    return T.Bind(
+        intrinsic("int32x8", "llvm.x86.avx2.pmadd.wd", pairs, T.broadcast(T.int16(1), 16))
+    )
 
 
 def half_to_float(bits: Expr) -> Expr:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from emberd.compile.isa.avx2 import AVX2, half_to_float
-from emberd.compile.isa.definition import Isa
+from emberd.compile.isa.definition import Isa, sum_planes
 from emberd.compile.isa.vector import Expr, broadcast, intrinsic
 from tvm.script import tirx as T  # noqa: N812
 
@@ -11,27 +11,31 @@ LANES = 16
 
 
 def dot_group(
-    zero_point: int, weights: Sequence[Expr], activations: Sequence[Expr], activation_sum: Expr
+    zero_point: int, weights: Sequence[Expr], planes: Sequence[Sequence[Expr]], bias: Expr
 ) -> Expr:
-    """vpdpbusd on the unsigned weights; their zero point enters as -zero_point * sum(x).
+    """vpdpbusd on the unsigned weights; the bias is what the last sum starts from.
 
-    Two chains halve the latency of the accumulation.
+    Two sums hide half the latency: of the planes, or of the even and the odd quads of a single one.
     """
-    chains = [
-        T.Bind(broadcast(activation_sum * T.int32(-zero_point), LANES)),
-        T.Bind(broadcast(T.int32(0), LANES)),
-    ]
-    for j, (weight, activation) in enumerate(zip(weights, activations, strict=True)):
-        chains[j % 2] = T.Bind(
-            intrinsic(
-                "int32x16",
-                "llvm.x86.avx512.vpdpbusd.512",
-                chains[j % 2],
-                T.reinterpret("int8x64", weight),
-                T.reinterpret("int8x64", broadcast(activation, LANES)),
-            )
+    single = len(planes) == 1
+    sums = [T.Bind(broadcast(start, LANES)) for start in (T.int32(0), bias)]
+    for quad, (weight, *activations) in enumerate(zip(weights, *planes, strict=True)):
+        for plane, activation in enumerate(activations):
+            number = quad % 2 if single else plane
+            sums[number] = _add_products(sums[number], weight, activation)
+    return T.Bind(sums[0] + sums[1]) if single else sum_planes(sums)
+
+
+def _add_products(total: Expr, weight: Expr, activation: Expr) -> Expr:
+    return T.Bind(
+        intrinsic(
+            "int32x16",
+            "llvm.x86.avx512.vpdpbusd.512",
+            total,
+            T.reinterpret("int8x64", weight),
+            T.reinterpret("int8x64", broadcast(activation, LANES)),
         )
-    return T.Bind(chains[0] + chains[1])
+    )
 
 
 AVX512VNNI = Isa(

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from emberd.compile.isa.vector import Expr
+from emberd.compile.isa.vector import Expr, broadcast, type_of
+from tvm.script import tirx as T  # noqa: N812
 
 GROUP = 32  # weights that share one scale
 
-DotGroup = Callable[[int, Sequence[Expr], Sequence[Expr], Expr], Expr]
+DotGroup = Callable[[int, Sequence[Expr], Sequence[Sequence[Expr]], Expr], Expr]
 HalfToFloat = Callable[[Expr], Expr]
 
 
@@ -15,12 +16,13 @@ HalfToFloat = Callable[[Expr], Expr]
 class Isa:
     """One instruction set of a target: a kernel library is built for each.
 
-    `dot_group(zero_point, weights, activations, activation_sum)` is the exact integer dot product
-    of one group of 32 for `lanes` rows, as int32 x lanes:
-        sum over j, b of (weights[j][4 * row + b] - zero_point) * activations[j][b]
+    `dot_group(zero_point, weights, planes, bias)` is the exact integer dot product of one group of
+    32 for `lanes` rows, as int32 x lanes:
+        sum over j, b of (weights[j][4 * row + b] - zero_point) * x[4 * j + b]
     weights: 8 vectors uint8 x 4 lanes, zero_point 8 (values 0..15) or 128 (values 1..255);
-    activations: 8 int32 scalars of 4 int8 each, values -127..127; activation_sum: int32, the sum
-    of the group's 32 activations.
+    planes: the activations x, as one plane or as a high and a low one, x = 254 * high + low; a
+    plane is 8 int32 scalars of 4 int8 each, values -127..127;
+    bias: int32, -zero_point * the sum of the 32 x: for sets that multiply unsigned weights.
     `half_to_float` converts uint16 x n, the bits of finite float16 numbers, to float32 x n exactly.
     """
 
@@ -30,3 +32,15 @@ class Isa:
     cpu_features: tuple[str, ...]  # needed at run time; names as in /proc/cpuinfo
     dot_group: DotGroup
     half_to_float: HalfToFloat
+
+
+def sum_planes(products: Sequence[Expr]) -> Expr:
+    """What the dot products with each plane of activations are together: 254 * high + low.
+
+    Without a multiplication, which would take the units of the dot products.
+    """
+    if len(products) == 1:
+        return products[0]
+    high, low = products
+    eight = broadcast(T.int32(8), type_of(high)[1])
+    return T.Bind(T.shift_left(high, eight) + (low - (high + high)))

@@ -2,35 +2,45 @@
 
 from collections.abc import Sequence
 
-from emberd.compile.isa.definition import Isa
+from emberd.compile.isa.definition import Isa, sum_planes
 from emberd.compile.isa.vector import Expr, broadcast, intrinsic, type_of, vector_type
 from tvm.script import tirx as T  # noqa: N812
 
 LANES = 4
 
 
-def _split(quads: Expr) -> tuple[Expr, Expr]:
+def dot_group(
+    zero_point: int, weights: Sequence[Expr], planes: Sequence[Sequence[Expr]], bias: Expr
+) -> Expr:
+    """pmaddwd on bytes widened to int16: the even ones of every four, then the odd ones."""
+    split = [_split_unsigned(weight) for weight in weights]
+    products = [_dot(split, plane) for plane in planes]
+    return T.Bind(sum_planes(products) + broadcast(bias, LANES))
+
+
+def _dot(weights: Sequence[tuple[Expr, Expr]], plane: Sequence[Expr]) -> Expr:
+    total = None
+    for weight, activation in zip(weights, plane, strict=True):
+        for w, x in zip(weight, _split_signed(broadcast(activation, LANES)), strict=True):
+            pairs = intrinsic("int32x4", "llvm.x86.sse2.pmadd.wd", w, x)
+            total = T.Bind(pairs if total is None else total + pairs)
+    return total
+
+
+def _split_unsigned(quads: Expr) -> tuple[Expr, Expr]:
+    """uint8 x 16 -> their even and their odd bytes as int16 x 8."""
+    words = T.Bind(T.reinterpret("uint16x8", quads))
+    even = words & T.broadcast(T.uint16(255), 8)
+    odd = T.shift_right(words, T.broadcast(T.uint16(8), 8))
+    return T.Bind(T.reinterpret("int16x8", even)), T.Bind(T.reinterpret("int16x8", odd))
+
+
+def _split_signed(quads: Expr) -> tuple[Expr, Expr]:
     """int8 quadruples in int32 x 4 -> their even and their odd bytes as int16 x 8."""
     words = T.Bind(T.reinterpret("int16x8", quads))
     eight = T.broadcast(T.int16(8), 8)
-    return (
-        T.Bind(T.shift_right(T.shift_left(words, eight), eight)),
-        T.Bind(T.shift_right(words, eight)),
-    )
-
-
-def dot_group(
-    zero_point: int, weights: Sequence[Expr], activations: Sequence[Expr], activation_sum: Expr
-) -> Expr:
-    """pmaddwd on bytes widened to int16; the zero point is subtracted from the weights first."""
-    total = None
-    for weight, activation in zip(weights, activations, strict=True):
-        signed = T.reinterpret("int8x16", weight - T.broadcast(T.uint8(zero_point), 16))
-        x = _split(broadcast(activation, LANES))
-        for w_words, x_words in zip(_split(signed), x, strict=True):
-            pairs = intrinsic("int32x4", "llvm.x86.sse2.pmadd.wd", w_words, x_words)
-            total = T.Bind(pairs if total is None else total + pairs)
-    return total
+    even = T.shift_right(T.shift_left(words, eight), eight)
+    return T.Bind(even), T.Bind(T.shift_right(words, eight))
 
 
 def half_to_float(bits: Expr) -> Expr:

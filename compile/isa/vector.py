@@ -69,11 +69,15 @@ def store(buffer: Buffer, value: Expr, indices: Sequence[Expr | int]) -> None:
     T.buffer_store(buffer, value, [*indices[:-1], last])
 
 
-def prefetch(buffer: Buffer, indices: Sequence[Expr | int]) -> None:
-    """Asks for the element in the second-level cache. An address outside the buffer is harmless."""
-    read, second_level, data = T.int32(0), T.int32(2), T.int32(1)
+def prefetch(buffer: Buffer, indices: Sequence[Expr | int], *, write: bool = False) -> None:
+    """Asks for the element in the second-level cache, or in the first to `write` it.
+
+    An address outside the buffer is harmless.
+    """
+    level = T.int32(3 if write else 2)
     address = T.address_of(buffer[tuple(indices)])
-    T.evaluate(T.call_llvm_intrin("", "llvm.prefetch", address, read, second_level, data))
+    data = T.int32(1)
+    T.evaluate(T.call_llvm_intrin("", "llvm.prefetch", address, T.int32(write), level, data))
 
 
 def stack_buffer(count: int, dtype: str = "float32") -> Buffer:

@@ -26,63 +26,53 @@ from emberd.compile.quantize.activations import PLANE_RATIO, SMALLEST, STEPS, Pr
 from emberd.compile.quantize.formats import GROUP
 from tvm.script import tirx as T  # noqa: N812
 
-
-@dataclass(frozen=True)
-class Plane:
-    """The high or the low integers of rows."""
-
-    values: Buffer  # int8 [rows, columns]
-    sums: Buffer  # int32 [rows, columns / 32]: of each group
-
-    @staticmethod
-    def arguments(prefix: str, rows: Dimension, columns: int) -> Plane:
-        return Plane(
-            T.arg(f"{prefix}_values", T.buffer((rows, columns), "int8")),
-            T.arg(f"{prefix}_sums", T.buffer((rows, columns // GROUP), "int32")),
-        )
-
-    def store_group(self, vectors: list[Expr], row: Expr, group: Expr) -> None:
-        """Stores 32 integers (int32 vectors of equal lanes) as group `group` of row `row`."""
-        lanes = GROUP // len(vectors)
-        total = broadcast(T.int32(0), lanes)
-        for i, vector in enumerate(vectors):
-            total = T.Bind(total + vector)
-            values = T.Cast(vector_type("int8", lanes), vector)
-            store(self.values, values, [row, group * GROUP + i * lanes])
-        store(self.sums, sum_lanes(total), [row, group])
-
-    def quads(self, row: Expr, group: Expr) -> list[Expr]:
-        """A group, four values in each int32."""
-        return [
-            T.reinterpret("int32", load(self.values, [row, group * GROUP + i], 4))
-            for i in range(0, GROUP, 4)
-        ]
+_PADDING = 64  # bytes behind a row: the lines of several rows must not share a set of the cache
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Token rows quantised in groups of 32: scratch buffers of a kernel.
-
-    One plane for int8; a high and a low one for int16.
-    """
+    """Token rows quantised in groups of 32, for weights with a zero point: scratch of a kernel."""
 
     precision: Precision
+    zero_point: int
     scales: Buffer  # float32 [rows, columns / 32]: of the lowest plane
-    planes: tuple[Plane, ...]
+    biases: Buffer  # int32 [rows, columns / 32]: -zero_point * the sum of the group
+    values: Buffer  # int8 [rows, planes * columns + padding]: of a group the high plane, the low
 
     @staticmethod
-    def arguments(prefix: str, rows: Dimension, columns: int, precision: Precision) -> Activations:
+    def arguments(
+        prefix: str, rows: Dimension, columns: int, precision: Precision, zero_point: int
+    ) -> Activations:
         """Declares the scratch arguments, in the order of `scratch`."""
-        scales = T.arg(f"{prefix}_scales", T.buffer((rows, columns // GROUP), "float32"))
-        names = ("high", "low")[: _plane_count(precision)]
-        planes = tuple(Plane.arguments(f"{prefix}_{name}", rows, columns) for name in names)
-        return Activations(precision, scales, planes)
+        shape = (rows, columns // GROUP)
+        return Activations(
+            precision,
+            zero_point,
+            T.arg(f"{prefix}_scales", T.buffer(shape, "float32")),
+            T.arg(f"{prefix}_biases", T.buffer(shape, "int32")),
+            T.arg(f"{prefix}_values", T.buffer((rows, _pitch(columns, precision)), "int8")),
+        )
 
     @staticmethod
     def scratch(rows: int, columns: int, precision: Precision) -> Scratch:
-        groups = columns // GROUP
-        plane: Scratch = [("int8", (rows, columns)), ("int32", (rows, groups))]
-        return [("float32", (rows, groups)), *plane * _plane_count(precision)]
+        shape = (rows, columns // GROUP)
+        return [
+            ("float32", shape),
+            ("int32", shape),
+            ("int8", (rows, _pitch(columns, precision))),
+        ]
+
+    def planes(self, row: Expr, group: Expr) -> list[list[Expr]]:
+        """The planes of a group, four values in each int32."""
+        count = _plane_count(self.precision)
+        starts = [T.Bind((group * count + plane) * GROUP) for plane in range(count)]
+        return [
+            [
+                T.reinterpret("int32", load(self.values, [row, start + i], 4))
+                for i in range(0, GROUP, 4)
+            ]
+            for start in starts
+        ]
 
     def store_group(self, vectors: list[Expr], row: Expr, group: Expr) -> None:
         """Quantises 32 floats (in vectors of equal lanes) as group `group` of row `row`."""
@@ -99,18 +89,31 @@ class Activations:
         )
         scale = largest * T.float32(float(np.float32(1 / STEPS[self.precision])))
         store(self.scales, scale, [row, group])
-        scaled = [vector * broadcast(inverse, lanes) for vector in vectors]
-        if len(self.planes) == 2:
-            scaled = [rounded(vector) for vector in scaled]
+        planes = self._planes_of([vector * broadcast(inverse, lanes) for vector in vectors])
+        total = broadcast(T.int32(0), lanes)
+        for number, plane in enumerate(planes):
+            weight = PLANE_RATIO ** (len(planes) - 1 - number)
+            for i, vector in enumerate(plane):
+                total = T.Bind(total + vector * broadcast(T.int32(weight), lanes))
+                at = (group * len(planes) + number) * GROUP + i * lanes
+                store(self.values, T.Cast(vector_type("int8", lanes), vector), [row, at])
+        store(self.biases, sum_lanes(total) * T.int32(-self.zero_point), [row, group])
+
+    def _planes_of(self, scaled: list[Expr]) -> list[list[Expr]]:
+        """The integers of each plane, for floats of -127..127."""
+        if self.precision == "int8":
+            return [[round_to_int(vector) for vector in scaled]]
+        lanes = GROUP // len(scaled)
+        scaled = [rounded(vector) for vector in scaled]
         high = [round_to_int(vector) for vector in scaled]
-        self.planes[0].store_group(high, row, group)
-        if len(self.planes) == 2:
-            floats = vector_type("float32", lanes)
-            left = [
-                rounded((vector - T.Cast(floats, integer)) * constant(PLANE_RATIO, lanes))
-                for vector, integer in zip(scaled, high, strict=True)
-            ]
-            self.planes[1].store_group([round_to_int(vector) for vector in left], row, group)
+        left = [
+            rounded(
+                (vector - T.Cast(vector_type("float32", lanes), integer))
+                * constant(PLANE_RATIO, lanes)
+            )
+            for vector, integer in zip(scaled, high, strict=True)
+        ]
+        return [high, [round_to_int(vector) for vector in left]]
 
     def store_row(self, isa: Isa, x: Buffer, source: Expr, row: Expr) -> None:
         """Quantises row `source` of x as row `row`."""
@@ -128,3 +131,7 @@ def types_suffix(weight_format: str, precision: Precision) -> str:
 
 def _plane_count(precision: Precision) -> int:
     return 2 if precision == "int16" else 1
+
+
+def _pitch(columns: int, precision: Precision) -> int:
+    return columns * _plane_count(precision) + _PADDING

@@ -28,7 +28,6 @@ from emberd.compile.isa.vector import (
 )
 from emberd.compile.kernels.activations import Activations
 from emberd.compile.kernels.dimensions import Dimension, parallel_unless_small
-from emberd.compile.quantize.activations import PLANE_RATIO
 from emberd.compile.quantize.formats import GROUP, SCALE_BYTES, TILE, GroupFormat
 from tvm.script import tirx as T  # noqa: N812
 from tvm.tirx import IntImm
@@ -42,16 +41,6 @@ RowMap = Callable[[Expr], Expr]
 _FLOAT_ROWS = 4  # weight rows in f32 that one pass over token rows serves
 _CACHE_LINE = 64  # bytes
 _BLOCKS_AHEAD = 8  # of weights, asked for while the present one is multiplied
-
-
-@dataclass(frozen=True)
-class _GroupPosition:
-    """A group of 32 columns and some rows of a tile."""
-
-    block: Expr  # byte offset of the group's block
-    half: Expr  # 0 or 1: which group of the block
-    group: Expr  # which group of the row
-    lane: Expr  # first row in the tile
 
 
 @dataclass(frozen=True)
@@ -75,62 +64,44 @@ class Weights:
         with T.serial(0, count) as row, T.serial(0, TILE // isa.lanes) as part:
             store(sums, constant(0.0, isa.lanes), [row * TILE + part * isa.lanes])
         groups = self.columns // GROUP
-        tile_offset = T.Bind(
+        start = T.Bind(
             T.Cast("int64", tile) * T.int64(self.format.tile_bytes(self.columns))
             + T.int64(self.offset)
         )
-        with T.serial(0, (groups + 1) // 2) as block:
+        with T.serial(0, (groups + 1) // 2) as number:
+            block = T.Bind(start + number * self.format.block_bytes)
             if not is_one(count):
-                self._prefetch(T.Bind(tile_offset + block * self.format.block_bytes))
-            halves = 2 if groups % 2 == 0 else T.min(2, groups - block * 2)
+                self._prefetch(block)
+            halves = 2 if groups % 2 == 0 else T.min(2, groups - number * 2)
             with T.serial(0, halves) as half, T.serial(0, TILE // isa.lanes) as part:
-                at = _GroupPosition(
-                    block=T.Bind(tile_offset + block * self.format.block_bytes),
-                    half=half,
-                    group=T.Bind(block * 2 + half),
-                    lane=T.Bind(part * isa.lanes),
-                )
-                self._add_group(isa, at, activations, source, count, sums)
+                group, lane = T.Bind(number * 2 + half), T.Bind(part * isa.lanes)
+                scales = self._scales(isa, block, half, lane)
+                integers = self._integers(isa, block, half, lane)
+                with T.serial(0, count) as row:
+                    token = T.Bind(source(row))
+                    products = _multiply_group(isa, integers, activations, token, group)
+                    scale = scales * broadcast(activations.scales[token, group], isa.lanes)
+                    position = [row * TILE + lane]
+                    total = multiply_add(products, scale, load(sums, position, isa.lanes))
+                    store(sums, total, position)
         return sums
 
-    def _add_group(
-        self,
-        isa: Isa,
-        at: _GroupPosition,
-        activations: Activations,
-        source: RowMap,
-        count: Expr | int,
-        sums: Buffer,
-    ) -> None:
-        """Adds the products of one group, for `lanes` rows of the tile."""
-        lanes = isa.lanes
-        scale_bits = self._load(at.block + (at.half * TILE + at.lane) * 2, 2 * lanes)
-        scales = T.Bind(isa.half_to_float(T.reinterpret(vector_type("uint16", lanes), scale_bits)))
-        integers = T.Bind(at.block + at.half * self.format.group_bytes + at.lane * 4 + SCALE_BYTES)
+    def _scales(self, isa: Isa, block: Expr, half: Expr, lane: Expr) -> Expr:
+        """Of a group of columns, float32, for `lanes` rows from row `lane` of the tile on.
+
+        `block`: byte offset of the group's block; `half`: which group of the block it is.
+        """
+        bits = self._load(block + (half * TILE + lane) * 2, 2 * isa.lanes)
+        return T.Bind(isa.half_to_float(T.reinterpret(vector_type("uint16", isa.lanes), bits)))
+
+    def _integers(self, isa: Isa, block: Expr, half: Expr, lane: Expr) -> list[Expr]:
+        """Eight vectors uint8 with four columns of each row."""
+        start = T.Bind(block + half * self.format.group_bytes + lane * 4 + SCALE_BYTES)
         chunks = [
-            self._load(integers + 4 * TILE * j, 4 * lanes)
+            self._load(start + 4 * TILE * j, 4 * isa.lanes)
             for j in range(self.format.group_bytes // (4 * TILE))
         ]
-        if self.format.bits == 4:
-            chunks = _nibbles(chunks, lanes)
-        with T.serial(0, count) as row:
-            token = T.Bind(source(row))
-            high, *low = (
-                isa.dot_group(
-                    self.format.zero_point,
-                    chunks,
-                    plane.quads(token, at.group),
-                    plane.sums[token, at.group],
-                )
-                for plane in activations.planes
-            )
-            product = high * broadcast(T.int32(PLANE_RATIO), lanes) + low[0] if low else high
-            scale = scales * broadcast(activations.scales[token, at.group], lanes)
-            position = [row * TILE + at.lane]
-            total = multiply_add(
-                T.Cast(vector_type("float32", lanes), product), scale, load(sums, position, lanes)
-            )
-            store(sums, total, position)
+        return _nibbles(chunks, isa.lanes) if self.format.bits == 4 else chunks
 
     def _prefetch(self, block: Expr) -> None:
         """With several rows, loads are too far apart for the hardware to keep memory busy."""
@@ -140,6 +111,16 @@ class Weights:
 
     def _load(self, offset: Expr, count: int) -> Expr:
         return load(self.buffer, [*self.prefix, offset], count)
+
+
+def _multiply_group(
+    isa: Isa, integers: list[Expr], activations: Activations, row: Expr, group: Expr
+) -> Expr:
+    """The dot product of one group with one activation row, as float32."""
+    planes = activations.planes(row, group)
+    bias = load(activations.biases, [row, group], 1)
+    products = isa.dot_group(activations.zero_point, integers, planes, bias)
+    return T.Bind(T.Cast(vector_type("float32", isa.lanes), products))
 
 
 def _nibbles(chunks: list[Expr], lanes: int) -> list[Expr]:

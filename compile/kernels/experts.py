@@ -23,6 +23,9 @@ from tvm.script import tirx as T  # noqa: N812
 Put = Callable[[Expr, Expr, Expr], None]
 """(row of the block, first column, vector or scalar): takes outputs of the expert."""
 
+Expect = Callable[[Expr, Expr], None]
+"""(row of the block, first column): told where outputs will go before they are computed."""
+
 _DOWN_TILES = 16  # of one task: weights that stay in cache while blocks of rows pass
 _FLOAT_UNITS = 2  # hidden units computed together in f32: four weight rows
 _FLOAT_OUTPUTS = 4  # outputs computed together in f32
@@ -56,7 +59,13 @@ class Experts(Protocol):
         """Part `task` of the hidden units: rows source of x -> rows target of the scratch."""
 
     def compute_output(
-        self, slot: Expr, task: Expr, source: RowMap, count: Expr | int, put: Put
+        self,
+        slot: Expr,
+        task: Expr,
+        source: RowMap,
+        count: Expr | int,
+        put: Put,
+        expect: Expect | None = None,
     ) -> None:
         """Part `task` of the outputs, from rows source of the hidden units."""
 
@@ -85,7 +94,7 @@ class GroupedExperts:
         width: int,
     ) -> GroupedExperts:
         """Declares the scratch arguments; `rows` hidden rows of `width` units."""
-        tokens, hidden = x.shape[0], int(x.shape[1])
+        tokens, hidden, zero_point = x.shape[0], int(x.shape[1]), weight_format.zero_point
         return GroupedExperts(
             isa=isa,
             format=weight_format,
@@ -93,8 +102,8 @@ class GroupedExperts:
             intermediate=width,
             bank=bank,
             x=x,
-            inputs=Activations.arguments("x", tokens, hidden, precision),
-            units=Activations.arguments("units", rows, width, precision),
+            inputs=Activations.arguments("x", tokens, hidden, precision, zero_point),
+            units=Activations.arguments("units", rows, width, precision, zero_point),
         )
 
     @staticmethod
@@ -135,7 +144,13 @@ class GroupedExperts:
             self.units.store_group(units, target(row), task)
 
     def compute_output(
-        self, slot: Expr, task: Expr, source: RowMap, count: Expr | int, put: Put
+        self,
+        slot: Expr,
+        task: Expr,
+        source: RowMap,
+        count: Expr | int,
+        put: Put,
+        expect: Expect | None = None,
     ) -> None:
         offset = self.format.packed_bytes(2 * self.intermediate, self.hidden)
         weights = Weights(self.format, self.intermediate, self.bank, (slot,), offset)
@@ -143,6 +158,9 @@ class GroupedExperts:
         def compute(tiles: int) -> None:
             with T.serial(0, tiles) as i:
                 tile = T.Bind(task * _DOWN_TILES + i)
+                if expect is not None:
+                    with T.serial(0, count) as row:
+                        expect(row, tile * TILE)
                 sums = weights.dot_tile(self.isa, tile, self.units, source, count)
                 with T.serial(0, count) as row:
                     for lane in range(0, TILE, self.isa.lanes):
@@ -202,7 +220,13 @@ class FloatExperts:
         for_block(task, self.intermediate, _FLOAT_UNITS, compute)
 
     def compute_output(
-        self, slot: Expr, task: Expr, source: RowMap, count: Expr | int, put: Put
+        self,
+        slot: Expr,
+        task: Expr,
+        source: RowMap,
+        count: Expr | int,
+        put: Put,
+        expect: Expect | None = None,
     ) -> None:
         start = 2 * self.intermediate * self.hidden
 

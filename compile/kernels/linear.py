@@ -14,6 +14,7 @@ from emberd.compile.isa.vector import (
     for_block,
     kernel,
     load,
+    prefetch,
     store,
     type_of,
 )
@@ -68,7 +69,7 @@ def linear(
         added = T.arg("residual", T.buffer((rows, n), "float32")) if residual else None
         y = T.arg("y", T.buffer((rows, n), "float32"))
         if isinstance(weight_format, GroupFormat):
-            quantised = Activations.arguments("x", rows, k, activations)
+            quantised = Activations.arguments("x", rows, k, activations, weight_format.zero_point)
             with T.sblock("root"):
                 _quantise(isa, x, quantised, tokens)
                 _grouped(isa, Weights(weight_format, k, weight), quantised, added, y)
@@ -115,7 +116,10 @@ def _grouped(
         else:
             with T.serial(0, (tokens + ROWS - 1) // ROWS) as block:
                 first = T.Bind(block * ROWS)
-                compute(first, T.Bind(T.min(tokens - first, T.int64(ROWS))))
+                count = T.Bind(T.min(tokens - first, T.int64(ROWS)))
+                with T.serial(0, count) as row:
+                    prefetch(y, [first + row, tile * TILE], write=True)
+                compute(first, count)
 
 
 def _put(y: Buffer, residual: Buffer | None, value: Expr, at: list[Expr]) -> None:

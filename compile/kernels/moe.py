@@ -23,6 +23,7 @@ from emberd.compile.isa.vector import (
     kernel,
     load,
     multiply_add,
+    prefetch,
     store,
     type_of,
 )
@@ -280,7 +281,10 @@ def _many_tokens(
         def put(row: Expr, column: Expr, value: Expr) -> None:
             store(outputs, value, [order.pairs[first + row], column])
 
-        layer.compute_output(slot, part, lambda row: first + row, count, put)
+        def expect(row: Expr, column: Expr) -> None:
+            prefetch(outputs, [order.pairs[first + row], column], write=True)
+
+        layer.compute_output(slot, part, lambda row: first + row, count, put, expect)
 
     for_blocks(layer.hidden_tasks, hidden)
     for_blocks(layer.output_tasks, output)

@@ -15,18 +15,21 @@ QUADS = 8  # of 4 columns: one group
 TRIALS = 64
 
 
-def _dot(isa: Isa, zero_point: int) -> Any:
-    """weights u8[TRIALS, 8, 4 * lanes], x i8[TRIALS, 8, 4], sums i32[TRIALS] -> y i32."""
+def _dot(isa: Isa, zero_point: int, planes: int) -> Any:
+    """weights u8[TRIALS, 8, 4 * lanes], x i8[planes, TRIALS, 8, 4], biases i32[TRIALS] -> y i32."""
     lanes = isa.lanes
-    with kernel(f"dot_{zero_point}") as builder:
+    with kernel(f"dot_{zero_point}_{planes}") as builder:
         weights = T.arg("weights", T.buffer((TRIALS, QUADS, 4 * lanes), "uint8"))
-        x = T.arg("x", T.buffer((TRIALS, QUADS, 4), "int8"))
-        sums = T.arg("sums", T.buffer((TRIALS,), "int32"))
+        x = T.arg("x", T.buffer((planes, TRIALS, QUADS, 4), "int8"))
+        biases = T.arg("biases", T.buffer((TRIALS,), "int32"))
         y = T.arg("y", T.buffer((TRIALS, lanes), "int32"))
         with T.sblock("root"), T.serial(0, TRIALS) as i:
             chunks = [load(weights, [i, j, 0], 4 * lanes) for j in range(QUADS)]
-            quads = [T.reinterpret("int32", load(x, [i, j, 0], 4)) for j in range(QUADS)]
-            store(y, isa.dot_group(zero_point, chunks, quads, sums[i]), [i, 0])
+            quads = [
+                [T.reinterpret("int32", load(x, [plane, i, j, 0], 4)) for j in range(QUADS)]
+                for plane in range(planes)
+            ]
+            store(y, isa.dot_group(zero_point, chunks, quads, biases[i]), [i, 0])
     return builder.get()
 
 
@@ -49,29 +52,32 @@ def halves() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def library(isa: Isa, harness: Any, halves: np.ndarray) -> Any:
-    return harness.library(isa, [_dot(isa, 8), _dot(isa, 128), _half(isa, len(halves))])
+    dots = [_dot(isa, zero_point, planes) for zero_point in (8, 128) for planes in (1, 2)]
+    return harness.library(isa, [*dots, _half(isa, len(halves))])
 
 
+@pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize(("zero_point", "lowest", "highest"), [(8, 0, 15), (128, 1, 255)])
 def test_dot_product_is_exact_up_to_the_extremes(
-    isa: Isa, library: Any, harness: Any, zero_point: int, lowest: int, highest: int
+    isa: Isa, library: Any, harness: Any, zero_point: int, lowest: int, highest: int, planes: int
 ) -> None:
     random = np.random.default_rng(zero_point)
     weights = random.integers(lowest, highest + 1, (TRIALS, QUADS, isa.lanes, 4)).astype(np.uint8)
-    x = random.integers(-127, 128, (TRIALS, QUADS, 4)).astype(np.int8)
+    x = random.integers(-127, 128, (planes, TRIALS, QUADS, 4)).astype(np.int8)
     for trial, (weight, activation) in enumerate(
         [(lowest, 127), (lowest, -127), (highest, 127), (highest, -127), (zero_point, 127)]
     ):
-        weights[trial], x[trial] = weight, activation
+        weights[trial], x[:, trial] = weight, activation
+    integers = x[0].astype(np.int32) if planes == 1 else 254 * x[0].astype(np.int32) + x[1]
     y = harness.empty(np.int32, (TRIALS, isa.lanes))
     library(
-        f"dot_{zero_point}",
+        f"dot_{zero_point}_{planes}",
         harness.aligned(weights.reshape(TRIALS, QUADS, -1)),
         harness.aligned(x),
-        harness.aligned(x.sum(axis=(1, 2), dtype=np.int32)),
+        harness.aligned((-zero_point * integers.sum(axis=(1, 2))).astype(np.int32)),
         y,
     )
-    expected = np.einsum("tjlb,tjb->tl", weights.astype(np.int32) - zero_point, x.astype(np.int32))
+    expected = np.einsum("tjlb,tjb->tl", weights.astype(np.int32) - zero_point, integers)
     np.testing.assert_array_equal(y, expected)
 
 

@@ -9,6 +9,7 @@ import pytest
 from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.linear import linear, linear_scratch, reference
 from emberd.compile.quantize.activations import (
+    PLANE_RATIO,
     Precision,
     quantise_activations,
     quantise_reference,
@@ -114,12 +115,14 @@ def test_int16_planes_are_those_of_the_reference_bit_for_bit(
 ) -> None:
     problem = Problem(case, harness, library)
     problem.run(slice(None), "tn")
-    scales, *planes = problem.scratch
+    scales, biases, values = problem.scratch
     integers, expected_scales = quantise_activations(problem.x, "int16")
     np.testing.assert_array_equal(scales, expected_scales)
-    for plane, values, sums in zip(integers, planes[::2], planes[1::2], strict=True):
-        np.testing.assert_array_equal(values, plane)
-        np.testing.assert_array_equal(sums, plane.reshape(*scales.shape, 32).sum(-1))
+    groups = values[:, : 2 * problem.k].reshape(TOKENS, -1, 2, 32)
+    for plane, expected in enumerate(integers):
+        np.testing.assert_array_equal(groups[:, :, plane].reshape(TOKENS, -1), expected)
+    sums = (PLANE_RATIO * integers[0] + integers[1]).reshape(*scales.shape, 32).sum(-1)
+    np.testing.assert_array_equal(biases, -FORMATS[problem.format].zero_point * sums)
 
 
 def test_rows_do_not_depend_on_the_number_of_tokens(problem: Problem) -> None:
