@@ -13,9 +13,12 @@ setup(
                 "daemon/native/model.c",
                 "daemon/native/pool.c",
                 "daemon/native/program.c",
+                "daemon/native/reader.c",
+                "daemon/native/residency.c",
                 "daemon/native/run.c",
                 "daemon/native/sampling.c",
                 "daemon/native/session.c",
+                "daemon/native/store.c",
             ],
             depends=[
                 "daemon/native/ember.h",

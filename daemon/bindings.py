@@ -42,6 +42,17 @@ class ExpertLayout(ctypes.Structure):
     )
 
 
+class ExpertCounters(ctypes.Structure):
+    """ember_expert_counters of ember.h."""
+
+    _fields_ = (
+        ("hits", ctypes.c_int64),
+        ("misses", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+        ("stall_nanoseconds", ctypes.c_int64),
+    )
+
+
 class Trace(ctypes.Structure):
     """ember_trace of ember.h."""
 
@@ -93,6 +104,7 @@ class Config(ctypes.Structure):
         ("experts_bytes", ctypes.c_int64),
         ("weights_file", ctypes.c_int32),
         ("experts_file", ctypes.c_int32),
+        ("reader_threads", ctypes.c_int32),
         ("threads", ctypes.c_int32),
         ("cpu_count", ctypes.c_int32),
         ("cpus", ctypes.POINTER(ctypes.c_int32)),
@@ -114,6 +126,10 @@ def _load() -> ctypes.CDLL:
         "ember_model_close": (None, (pointer,)),
         "ember_model_profile": (None, (pointer, pointer)),
         "ember_model_experts": (ExpertLayout, (pointer,)),
+        "ember_model_set_expert_budget": (ctypes.c_int, (pointer, int64, pointer, *error)),
+        "ember_model_least_expert_budget": (int64, (pointer,)),
+        "ember_model_prioritise_experts": (None, (pointer, pointer)),
+        "ember_model_warm_experts": (ctypes.c_int, (pointer, pointer, int64, *error)),
         "ember_model_trace": (ctypes.c_int, (pointer, pointer, *error)),
         "ember_session_open": (pointer, (pointer, int64, *error)),
         "ember_session_close": (None, (pointer,)),
@@ -155,7 +171,12 @@ def accepted(function: Any, *arguments: Any) -> None:
 
 
 def config(
-    artifact: Artifact, logits: int, files: Sequence[int], threads: int, cpus: Sequence[int]
+    artifact: Artifact,
+    logits: int,
+    files: Sequence[int],
+    threads: int,
+    cpus: Sequence[int],
+    reader_threads: int,
 ) -> Config:
     """The core's description of an artifact; it refers to the artifact's own bytes."""
     program = artifact.program
@@ -191,6 +212,7 @@ def config(
         experts_bytes=artifact.sizes[EXPERTS],
         weights_file=files[0],
         experts_file=files[1],
+        reader_threads=reader_threads,
         threads=threads,
         cpu_count=len(cores),
         cpus=(ctypes.c_int32 * len(cores))(*cores),

@@ -7,6 +7,7 @@ sessions may be used from several threads, and wait for each other.
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
 import threading
@@ -23,6 +24,7 @@ from emberd.daemon.bindings import (
     OK,
     REFUSED,
     Cost,
+    ExpertCounters,
     ExpertLayout,
     Sampling,
     Trace,
@@ -35,6 +37,10 @@ from emberd.daemon.errors import EmberdError, NoFiniteLogits
 from emberd.daemon.machine import physical_cpus
 
 MAX_THREADS = 256
+MAX_READERS = 64
+PINNED = 2**31 - 1  # a priority
+
+log = logging.getLogger("emberd")
 
 
 class ContextOverflow(EmberdError):  # noqa: N818
@@ -62,16 +68,23 @@ class Model:
     """An artifact's model, mapped and ready to run.
 
     `threads`: including the calling one; default one per physical core that this process may use.
+    `expert_budget`: as in set_expert_budget; `reader_threads` read the experts that it leaves out.
     Raises EmberdError when the artifact's program or kernels are not as they must be, or when
     memory, threads or descriptors run out.
 
     Attributes: `max_chunk` (tokens that a step can have), `vocab_size`, `max_context` (tokens),
     `threads`, `state_bytes` (recurrent state of a session),
     `kv_bytes_per_token`, `symbols` (names of the kernels), `experts` (layers, experts of each,
-    top_k, expert_bytes).
+    top_k, expert_bytes), `expert_budget` (bytes; None: all experts are mapped).
     """
 
-    def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        threads: int | None = None,
+        expert_budget: int | None = None,
+        reader_threads: int = 2,
+    ) -> None:
         self._handle: int | None = None
         self._lock = threading.RLock()
         self._sessions: set[int] = set()
@@ -80,6 +93,8 @@ class Model:
         self.threads = len(cpus) if threads is None else threads
         if not 1 <= self.threads <= MAX_THREADS:
             raise EmberdError(f"{self.threads} threads: expected 1 to {MAX_THREADS}")
+        if not 1 <= reader_threads <= MAX_READERS:
+            raise EmberdError(f"{reader_threads} reader threads: expected 1 to {MAX_READERS}")
         program = artifact.program
         self.symbols = program.symbols
         self._costs: ctypes.Array[Cost] | None = None
@@ -95,9 +110,15 @@ class Model:
         try:
             for name in (WEIGHTS, EXPERTS):
                 files.append(artifact.open_file(name))
-            description = config(artifact, self._logits_address, files, self.threads, cpus)
+            description = config(
+                artifact, self._logits_address, files, self.threads, cpus, reader_threads
+            )
             self._handle = opened(core.ember_model_open, ctypes.byref(description))
             self.experts: ExpertLayout = core.ember_model_experts(self._handle)
+            self._counters = (ExpertCounters * self.experts.layers)()
+            self.expert_budget: int | None = None
+            if expert_budget is not None:
+                self.set_expert_budget(expert_budget)
         except EmberdError as error:
             raise EmberdError(f"{artifact.path}: {error}") from None
         finally:
@@ -112,11 +133,69 @@ class Model:
         if not 1 <= capacity <= self.max_context:
             raise EmberdError(f"a session of {capacity} tokens: expected 1 to {self.max_context}")
         with self._lock:
-            if self._handle is None:
-                raise EmberdError("the model is closed")
-            handle = opened(core.ember_session_open, self._handle, capacity)
+            handle = opened(core.ember_session_open, self._opened(), capacity)
             self._sessions.add(handle)
         return Session(self, handle, capacity)
+
+    @property
+    def token_demand(self) -> int:
+        """Bytes of the experts that a token needs: with a smaller budget, most are read for every
+        token again."""
+        experts = self.experts
+        return int(experts.layers * experts.top_k * experts.expert_bytes)
+
+    def set_expert_budget(self, budget: int | None) -> None:
+        """Keeps at most so many bytes of experts in memory, and reads the others as steps need
+        them; None, or a budget that holds them all: they are mapped. Results stay the same.
+
+        Raises EmberdError for a budget that is too small for a single step, or when memory or
+        threads run out; the budget is then as before.
+        """
+        with self._lock:
+            handle = self._opened()
+            asked = 2**63 - 1 if budget is None else max(-1, min(budget, 2**63 - 1))
+            accepted(core.ember_model_set_expert_budget, handle, asked, self._counters)
+            self.expert_budget = budget
+        if budget is not None and budget < self.token_demand:
+            log.warning(
+                "the expert budget of %d bytes is below the token_demand of %d bytes: most experts "
+                "will be read from the disk for every token",
+                budget,
+                self.token_demand,
+            )
+
+    def set_expert_priorities(self, priorities: Sequence[int]) -> None:
+        """Sets the priority of every expert, int32 [layers * experts]: 0 at first, PINNED at most.
+
+        The expert of the lowest priority makes place for another first, of equal ones the one that
+        was unused for longest; one that is PINNED goes only when a step finds no other.
+        """
+        with self._lock:
+            values = _int32(priorities, "expert priorities")
+            count = self.experts.layers * self.experts.experts
+            if len(values) != count:
+                raise EmberdError(f"{len(values)} expert priorities: expected {count}")
+            core.ember_model_prioritise_experts(self._opened(), values.buffer_info()[0])
+
+    def warm_experts(self, experts: Sequence[tuple[int, int]]) -> None:
+        """Has experts (layer, expert) read in the background, in this order, as far as there is
+        room besides those that are pinned, of a higher priority or used since; instead of what is
+        left of an earlier call. Reads that a step waits for go first. Without effect while all
+        experts are mapped. Raises EmberdError for an expert that does not exist."""
+        layout = self.experts
+        for layer, expert in experts:
+            if not (0 <= layer < layout.layers and 0 <= expert < layout.experts):
+                raise EmberdError(f"expert {expert} of layer {layer} does not exist")
+        indices = array("i", (layer * layout.experts + expert for layer, expert in experts))
+        with self._lock:
+            handle = self._opened()
+            address, count = indices.buffer_info()
+            accepted(core.ember_model_warm_experts, handle, address, count)
+
+    def expert_counters(self) -> list[ExpertCounters]:
+        """What the experts of each layer have cost since the model was opened, while not all of
+        them were mapped; may be called during a step."""
+        return [ExpertCounters.from_buffer_copy(counters) for counters in self._counters]
 
     def time_steps(self, costs: ctypes.Array[Cost] | None) -> None:
         """From now on every step adds to the entry of its kernel in `costs` (one for each symbol,
@@ -191,6 +270,11 @@ class Model:
             session._check_usable()
             ids += session._checked([token])
         return ids
+
+    def _opened(self) -> int:
+        if self._handle is None:
+            raise EmberdError("the model is closed")
+        return self._handle
 
     def close(self) -> None:
         """Gives threads, memory and mappings back, those of open sessions too. Idempotent."""
@@ -489,6 +573,13 @@ def _anonymous_memory(size: int) -> mmap.mmap:
         return mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise EmberdError(f"cannot reserve {size} bytes for logits: {error}") from None
+
+
+def _int32(values: Sequence[int], what: str) -> array[int]:
+    try:
+        return array("i", values)
+    except (OverflowError, TypeError) as error:
+        raise EmberdError(f"{what} must be 32-bit integers: {error}") from None
 
 
 def _address(memory: bytearray) -> int | None:

@@ -62,6 +62,7 @@ typedef struct {
     int64_t experts_bytes;
     int32_t weights_file; /* descriptors, not needed after the call */
     int32_t experts_file;
+    int32_t reader_threads; /* of the expert store */
     int32_t threads;
     int32_t cpu_count; /* 0: workers run on any CPU */
     const int32_t *cpus; /* else on these */
@@ -94,6 +95,41 @@ typedef struct {
 } ember_expert_layout;
 
 EMBER_API ember_expert_layout ember_model_experts(const ember_model *model);
+
+/* What the experts of a layer have cost, in acquires of the expert store: different experts of a
+ * step that were there, those that were not, and what was read and waited for. */
+typedef struct {
+    int64_t hits;
+    int64_t misses;
+    int64_t bytes;
+    int64_t stall_nanoseconds;
+} ember_expert_counters;
+
+/* Keeps at most so many bytes of experts in memory, the others in experts.bin; as a model opens,
+ * all of them are mapped, and so they are again with a budget that holds them all. Adds to
+ * `counters`, one for each layer, which must outlive the model. Results do not depend on it.
+ * Refused when a step needs more experts at once; FAILED when memory or threads run out: then the
+ * budget is as before. */
+EMBER_API ember_status ember_model_set_expert_budget(ember_model *model, int64_t bytes,
+                                                     ember_expert_counters *counters, char *error,
+                                                     size_t size);
+
+/* The least budget that is not refused. */
+EMBER_API int64_t ember_model_least_expert_budget(const ember_model *model);
+
+/* An expert of the lowest priority makes place for another first, of equal ones the one unused for
+ * longest. One that is pinned goes only when a step finds no other to replace. */
+#define EMBER_PINNED INT32_MAX
+
+/* Sets the priorities, [layers][experts]; they are 0 at first. */
+EMBER_API void ember_model_prioritise_experts(ember_model *model, const int32_t *priorities);
+
+/* Reads experts, given by layer * experts + expert, into memory in the background and in order, as
+ * far as there is room besides those that are pinned, of a higher priority or used since; instead
+ * of what is left of an earlier call. Reads that a step waits for go first. Without effect while
+ * all experts are mapped. Refused for an expert that does not exist. */
+EMBER_API ember_status ember_model_warm_experts(ember_model *model, const int32_t *experts,
+                                                int64_t count, char *error, size_t size);
 
 /* The experts that tokens chose: `ids` and `weights` are [capacity][layers][top_k]. */
 typedef struct {

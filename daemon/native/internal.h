@@ -10,7 +10,8 @@
 #include "tvm_abi.h"
 
 /* Every section starts on a page, every buffer on a cache line. */
-enum { EMBER_ALIGNMENT = 64, EMBER_MAX_THREADS = 256, EMBER_ERROR_BYTES = 512 };
+enum { EMBER_ALIGNMENT = 64, EMBER_ERROR_BYTES = 512 };
+enum { EMBER_MAX_THREADS = 256, EMBER_MAX_READERS = 64 };
 enum { EMBER_MAX_DIMENSIONS = 8, EMBER_MAX_ARGUMENTS = 64, EMBER_MAX_LAYERS = 1 << 12 };
 
 typedef struct {
@@ -33,6 +34,14 @@ bool ember_map_file(ember_mapping *mapping, int file, int64_t bytes, const char 
                     ember_error error);
 bool ember_map_zeroed(ember_mapping *mapping, int64_t bytes, ember_map_kind kind,
                       const char *name, ember_error error);
+/* Address space of which nothing can be used yet; `use` makes its first bytes usable, zero until
+ * they are touched, and `drop` gives the memory of a part of them back. */
+bool ember_map_reserved(ember_mapping *mapping, int64_t bytes, const char *name,
+                        ember_error error);
+bool ember_mapping_use(ember_mapping *mapping, int64_t bytes, ember_error error);
+void ember_mapping_drop(ember_mapping *mapping, int64_t offset, int64_t bytes);
+/* From now on pages that are read stay in memory, as far as the system allows. */
+void ember_mapping_keep(ember_mapping *mapping);
 void ember_mapping_clear(ember_mapping *mapping); /* anonymous memory: back to zero, given back */
 void ember_unmap(ember_mapping *mapping);
 
@@ -122,6 +131,8 @@ typedef struct {
     char **symbols;
     int64_t symbol_count;
     ember_expert_layout experts;
+    const ember_tensor **tables; /* of experts, by layer; NULL where there are none */
+    int32_t least_slots;     /* that the steps need which take all of their experts at once */
     bool has_router_weights; /* in all steps that acquire experts */
 } ember_program;
 
@@ -154,6 +165,66 @@ ember_acquired ember_step_acquired(const ember_step *step);
 int64_t ember_row_bytes(const ember_tensor *tensor); /* of one index of the first dimension */
 int64_t ember_aligned(int64_t bytes);
 
+/* ---- reader.c */
+typedef struct {
+    int64_t offset, bytes; /* in the file */
+    char *target;
+    int32_t slot; /* the owner's */
+} ember_read;
+
+enum { EMBER_READ_ENDED = -1 }; /* the file ends before the range does */
+
+/* Who is to be asked for reads: `next` fills in one or returns false, `done` takes it back with 0,
+ * EMBER_READ_ENDED or an errno. Both are called with the lock held. */
+typedef struct {
+    void *self;
+    bool (*next)(void *self, ember_read *read);
+    void (*done)(void *self, const ember_read *read, int code);
+} ember_read_owner;
+
+typedef struct ember_reader ember_reader;
+
+/* Threads that read from a descriptor, which stays the caller's; every offset and target is a
+ * multiple of `bytes` from the start of the file and from a page. */
+ember_reader *ember_reader_open(int file, int64_t bytes, int threads, ember_read_owner owner,
+                                ember_error error);
+void ember_reader_close(ember_reader *reader); /* after the reads that have begun */
+void ember_reader_lock(ember_reader *reader);
+void ember_reader_unlock(ember_reader *reader);
+void ember_reader_start(ember_reader *reader); /* there is something to read; with the lock */
+void ember_reader_wait(ember_reader *reader);  /* until a read is done; with the lock */
+
+/* ---- store.c */
+typedef struct {
+    ember_expert_layout layout;
+    const int32_t *positions; /* [layers * experts] in the bank; -1: no such expert */
+    int64_t bank_experts;
+    int32_t *priorities; /* [layers * experts], the higher the longer kept */
+    ember_expert_counters *counters; /* [layers] */
+    int file;
+    int threads; /* that read */
+} ember_store_config;
+
+typedef struct ember_store ember_store;
+
+/* What `config` points to must outlive the store, which has no slots until it is resized. */
+ember_store *ember_store_open(const ember_store_config *config, ember_error error);
+void ember_store_close(ember_store *store);
+char *ember_store_memory(const ember_store *store); /* of slot 0, the same for ever */
+int64_t ember_store_stall(const ember_store *store); /* nanoseconds waited for reads */
+bool ember_store_resize(ember_store *store, int32_t slots, ember_error error);
+void ember_store_prioritise(ember_store *store, const int32_t *priorities);
+void ember_store_warm(ember_store *store, const int32_t *experts, int64_t count);
+/* Finds the experts of a layer that `acquired` wants, and has missing ones read. Unless
+ * `in_waves`, it returns when all of them are in the table. */
+bool ember_store_acquire(ember_store *store, int32_t layer, const ember_acquired *acquired,
+                         bool in_waves, ember_error error);
+
+typedef enum { EMBER_WAVE_NONE, EMBER_WAVE_READY, EMBER_WAVE_FAILED } ember_wave;
+
+/* The next wave of the experts acquired, alone in the table; NONE after the last. */
+ember_wave ember_store_next_wave(ember_store *store, ember_error error);
+
 /* ---- run.c */
 /* What a run of a sequence is about: `sessions` holds one place for each token of a batch, or one
  * for all of them. `costs` and `trace`: the caller's, or NULL; the trace has room. */
@@ -162,10 +233,27 @@ typedef struct {
     const ember_session_memory *sessions;
     ember_cost *costs;
     const ember_trace *trace;
+    ember_store *store; /* NULL while the whole bank is mapped */
 } ember_run;
 
 bool ember_program_run(ember_program *program, const ember_step_list *list, const ember_run *run,
                        ember_error error);
+
+/* ---- residency.c */
+/* Where the experts are: all of them mapped, or as many as the budget allows in a store. */
+typedef struct {
+    ember_store *store; /* NULL: mapped */
+    int32_t *positions; /* as in ember_store_config */
+    int32_t *priorities;
+    void *tables; /* the initial content of TABLES */
+    int64_t bank_bytes;
+    int file;
+    int threads; /* that read */
+} ember_residency;
+
+bool ember_residency_open(ember_residency *residency, const ember_model_config *config,
+                          const ember_program *program, ember_error error);
+void ember_residency_close(ember_residency *residency);
 
 /* ---- model.c */
 struct ember_model {
@@ -175,6 +263,7 @@ struct ember_model {
     ember_pool *pool;
     ember_cost *costs; /* the caller's; NULL while steps are not timed */
     ember_trace *trace; /* the caller's; NULL while routing is not traced */
+    ember_residency residency;
     int64_t state_bytes;
     int64_t kv_bytes_per_token;
     int64_t vocab_size;

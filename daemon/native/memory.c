@@ -110,6 +110,41 @@ bool ember_map_zeroed(ember_mapping *mapping, int64_t bytes, ember_map_kind kind
     return true;
 }
 
+bool ember_map_reserved(ember_mapping *mapping, int64_t bytes, const char *name,
+                        ember_error error)
+{
+    *mapping = (ember_mapping){0};
+    char *base = bytes < 1 ? MAP_FAILED : reserve((size_t)bytes);
+    if (base == MAP_FAILED)
+        return ember_fail(error, "cannot reserve %lld bytes of %s memory: %s", (long long)bytes,
+                          name, strerror(bytes < 1 ? EINVAL : errno));
+    *mapping = (ember_mapping){base, (size_t)bytes};
+    return true;
+}
+
+bool ember_mapping_use(ember_mapping *mapping, int64_t bytes, ember_error error)
+{
+    if (mprotect(mapping->base, (size_t)bytes, PROT_READ | PROT_WRITE) != 0)
+        return ember_fail(error, "cannot use %lld bytes of memory: %s", (long long)bytes,
+                          strerror(errno));
+    madvise(mapping->base, (size_t)bytes, MADV_HUGEPAGE); /* a hint */
+    return true;
+}
+
+void ember_mapping_drop(ember_mapping *mapping, int64_t offset, int64_t bytes)
+{
+    int64_t page = sysconf(_SC_PAGESIZE);
+    int64_t first = (offset + page - 1) / page * page, end = (offset + bytes) / page * page;
+    if (first < end)
+        madvise(mapping->base + first, (size_t)(end - first), MADV_DONTNEED);
+}
+
+void ember_mapping_keep(ember_mapping *mapping)
+{
+    if (mapping->base)
+        mlock2(mapping->base, mapping->bytes, MLOCK_ONFAULT); /* where that is allowed */
+}
+
 void ember_mapping_clear(ember_mapping *mapping)
 {
     if (mapping->base && madvise(mapping->base, mapping->bytes, MADV_DONTNEED) != 0)

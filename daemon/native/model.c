@@ -38,10 +38,12 @@ ember_model *ember_model_open(const ember_model_config *config, char *text, size
     model->state_bytes = config->state_bytes;
     model->kv_bytes_per_token = config->kv_bytes_per_token;
     model->vocab_size = config->vocab_size;
+    model->residency.file = -1;
     bool ok = map_sections(model, config, error) &&
               ember_library_open(&model->library, config->kernels, config->kernels_bytes, error) &&
               ember_program_build(&model->program, config, model->sections, &model->library,
-                                  error);
+                                  error) &&
+              ember_residency_open(&model->residency, config, &model->program, error);
     if (ok)
         model->pool = ember_pool_open(config->threads, config->cpus, config->cpu_count, error);
     if (model->pool)
@@ -76,6 +78,7 @@ void ember_model_close(ember_model *model)
     if (!model)
         return;
     ember_pool_close(model->pool);
+    ember_residency_close(&model->residency);
     ember_program_free(&model->program);
     ember_library_close(&model->library);
     model->sections[EMBER_LOGITS] = (ember_mapping){0}; /* the caller's */

@@ -189,9 +189,12 @@ static bool check_layout(ember_program *program, const ember_step *step,
         .top_k = (int32_t)acquired->ids->shape[1],
         .expert_bytes = ember_row_bytes(acquired->bank),
     };
+    const ember_tensor **table = &program->tables[step->symbol];
     bool first = known->layers == 0;
     bool same = layout.experts == known->experts && layout.top_k == known->top_k &&
-                layout.expert_bytes == known->expert_bytes;
+                layout.expert_bytes == known->expert_bytes &&
+                (!*table || (*table)->offset == acquired->table->offset);
+    *table = acquired->table;
     program->has_router_weights = (first || program->has_router_weights) && acquired->weights;
     *known = layout;
     return first || same;
@@ -204,7 +207,8 @@ static bool check_acquire(ember_program *program, const ember_step *step, ember_
     if (!takes || !is_int32(&acquired.ids->dl) || acquired.ids->dl.ndim != 2 ||
         acquired.ids->shape[1] > INT32_MAX || !is_int32(&acquired.table->dl) ||
         acquired.table->dl.ndim != 1 || acquired.table->shape[0] > INT32_MAX ||
-        acquired.bank->dl.ndim < 1 ||
+        acquired.table->section != EMBER_TABLES || acquired.bank->dl.ndim < 1 ||
+        acquired.bank->section != EMBER_EXPERTS || acquired.bank->offset != 0 ||
         (acquired.weights && !are_router_weights(&acquired.weights->dl, &acquired.ids->dl)))
         return ember_fail(error, "program: acquire_experts of layer %d takes (ids i32[T,K], weights"
                                  " f32[T,K], table i32[E], bank) or these without the weights",
@@ -344,6 +348,23 @@ static bool check_sequence(const ember_model_config *config, const ember_sequenc
     return true;
 }
 
+/* Notes how many slots the steps of a sequence need that take all of their experts at once. */
+static void count_slots(ember_program *program, const ember_step_list *list)
+{
+    for (int64_t i = 0; i < list->step_count; i++) {
+        const ember_step *step = &list->steps[i];
+        if (step->kind != EMBER_ACQUIRE_EXPERTS || step->in_waves)
+            continue;
+        const ember_tensor *ids = ember_step_acquired(step).ids;
+        int64_t chosen = ids->shape[1];
+        if (__builtin_mul_overflow(chosen, ids->shape[0], &chosen) ||
+            chosen > program->experts.experts)
+            chosen = program->experts.experts;
+        if (program->least_slots < chosen)
+            program->least_slots = (int32_t)chosen;
+    }
+}
+
 static bool build_steps(builder *build, const ember_model_config *config, ember_error error)
 {
     ember_program *program = build->program;
@@ -353,7 +374,8 @@ static bool build_steps(builder *build, const ember_model_config *config, ember_
     program->steps = allocate(words / STEP_WORDS, sizeof *program->steps);
     program->arguments = allocate(words, sizeof *program->arguments);
     program->sequences = allocate(config->sequence_count, sizeof *program->sequences);
-    if (!program->steps || !program->arguments || !program->sequences)
+    program->tables = allocate(EMBER_MAX_LAYERS, sizeof *program->tables);
+    if (!program->steps || !program->arguments || !program->sequences || !program->tables)
         return ember_fail(error, "no memory for the program");
     for (int64_t i = 0; i < config->sequence_count; i++) {
         const ember_sequence *sequence = &config->sequences[i];
@@ -371,6 +393,7 @@ static bool build_steps(builder *build, const ember_model_config *config, ember_
         program->sequences[program->sequence_count++] =
             (ember_step_list){sequence->tokens, sequence->role, program->steps + first,
                               build->step_count - first};
+        count_slots(program, &program->sequences[program->sequence_count - 1]);
     }
     return true;
 }
@@ -432,6 +455,7 @@ void ember_program_free(ember_program *program)
     free(program->arguments);
     free(program->steps);
     free(program->sequences);
+    free(program->tables);
     *program = (ember_program){0};
 }
 

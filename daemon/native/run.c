@@ -43,15 +43,12 @@ static void note_routing(const ember_trace *trace, const ember_step *step,
 }
 
 /* With the whole bank mapped, every expert is resident: the ids only have to be real ones. */
-static bool acquire_experts(const ember_program *program, const ember_step *step,
-                            const ember_run *run, ember_error error)
+static bool check_experts(const ember_step *step, const ember_acquired *acquired,
+                          ember_error error)
 {
-    ember_acquired acquired = ember_step_acquired(step);
-    if (run->trace)
-        note_routing(run->trace, step, &acquired, &program->experts);
-    const int32_t *ids = acquired.ids->dl.data, *table = acquired.table->dl.data;
-    int64_t experts = acquired.table->shape[0], slots = acquired.bank->shape[0];
-    int64_t count = element_count(&acquired.ids->dl);
+    const int32_t *ids = acquired->ids->dl.data, *table = acquired->table->dl.data;
+    int64_t experts = acquired->table->shape[0], slots = acquired->bank->shape[0];
+    int64_t count = element_count(&acquired->ids->dl);
     for (int64_t i = 0; i < count; i++) {
         if (ids[i] < 0 || ids[i] >= experts)
             return ember_fail(error, "layer %d chose expert %d of %lld", step->symbol, ids[i],
@@ -61,6 +58,17 @@ static bool acquire_experts(const ember_program *program, const ember_step *step
                               ids[i], table[ids[i]], (long long)slots);
     }
     return true;
+}
+
+static bool acquire_experts(const ember_program *program, const ember_step *step,
+                            const ember_run *run, ember_error error)
+{
+    ember_acquired acquired = ember_step_acquired(step);
+    if (run->trace)
+        note_routing(run->trace, step, &acquired, &program->experts);
+    if (!run->store)
+        return check_experts(step, &acquired, error);
+    return ember_store_acquire(run->store, step->symbol, &acquired, step->in_waves, error);
 }
 
 static bool call_kernel(const ember_program *program, const ember_step *step,
@@ -127,6 +135,20 @@ static bool call_each(const ember_program *program, const ember_step *step, cons
     return true;
 }
 
+static bool call_in_waves(const ember_program *program, const ember_step *step,
+                          const ember_run *run, ember_error error)
+{
+    if (!run->store)
+        return call_kernel(program, step, step->arguments, error);
+    for (;;) {
+        ember_wave wave = ember_store_next_wave(run->store, error);
+        if (wave != EMBER_WAVE_READY)
+            return wave == EMBER_WAVE_NONE;
+        if (!call_kernel(program, step, step->arguments, error))
+            return false;
+    }
+}
+
 static void take_last_row(const ember_step *step, int32_t tokens)
 {
     const ember_tensor *rows = step->arguments[0].pointer, *last = step->arguments[1].pointer;
@@ -139,8 +161,9 @@ static bool run_step(const ember_program *program, const ember_step *step, const
 {
     switch (step->kind) {
     case EMBER_CALL:
-    case EMBER_CALL_IN_WAVES: /* with the whole bank mapped, one wave takes them all */
         return call_kernel(program, step, step->arguments, error);
+    case EMBER_CALL_IN_WAVES:
+        return call_in_waves(program, step, run, error);
     case EMBER_CALL_EACH:
         return call_each(program, step, run, error);
     case EMBER_ACQUIRE_EXPERTS:
@@ -152,13 +175,17 @@ static bool run_step(const ember_program *program, const ember_step *step, const
     return ember_fail(error, "a step of unknown kind %d", (int)step->kind);
 }
 
+/* What a kernel waits for its experts is part of acquiring them. */
 static bool run_timed(const ember_program *program, const ember_step *step, const ember_run *run,
                       ember_error error)
 {
-    ember_cost *cost = &run->costs[step->kernel ? step->symbol : program->symbol_count];
-    int64_t start = ember_nanoseconds();
+    ember_cost *acquiring = &run->costs[program->symbol_count];
+    ember_cost *cost = step->kernel ? &run->costs[step->symbol] : acquiring;
+    int64_t start = ember_nanoseconds(), stalled = run->store ? ember_store_stall(run->store) : 0;
     bool ok = run_step(program, step, run, error);
-    cost->nanoseconds += ember_nanoseconds() - start;
+    int64_t stall = run->store ? ember_store_stall(run->store) - stalled : 0;
+    cost->nanoseconds += ember_nanoseconds() - start - stall;
+    acquiring->nanoseconds += stall;
     cost->calls++;
     return ok;
 }

@@ -103,7 +103,7 @@ static ember_status run(ember_model *model, int32_t tokens, const ember_session_
                    body ? second : first, tokens);
         return EMBER_REFUSED;
     }
-    ember_run run = {tokens, sessions, model->costs, model->trace};
+    ember_run run = {tokens, sessions, model->costs, model->trace, model->residency.store};
     ember_pool_wake(model->pool);
     ember_library_use_pool(model->pool);
     bool ok = ember_program_run(&model->program, body, &run, error) &&

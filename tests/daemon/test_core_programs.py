@@ -11,7 +11,7 @@ import pytest
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.program import ROLES, Program, Section, Step, StepKind
+from emberd.daemon.program import ROLES, Buffer, Program, Section, Step, StepKind
 from emberd.daemon.program import Sequence as Steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -72,7 +72,8 @@ def test_bad_buffers(tiny: Any, tmp_path: Path, changes: dict[str, Any], message
         (Step(StepKind.ACQUIRE_EXPERTS, 0, (19, 14, 3, 2)), "acquire_experts of layer 0 takes"),
         (Step(StepKind.ACQUIRE_EXPERTS, -1, (19, 23, 3, 2)), "layer -1, expected 0 to 4095"),
         (Step(StepKind.ACQUIRE_EXPERTS, 4096, (19, 23, 3, 2)), "layer 4096, expected 0 to 4095"),
-        (Step(StepKind.ACQUIRE_EXPERTS, 0, (19, 23, 3, 23)), "layer 0 is unlike the one before"),
+        (Step(StepKind.ACQUIRE_EXPERTS, 0, (19, 23, 3, 23)), "acquire_experts of layer 0 takes"),
+        (Step(StepKind.ACQUIRE_EXPERTS, 0, (19, 23, 19, 2)), "acquire_experts of layer 0 takes"),
         (Step(StepKind.CALL_EACH, 6, (6, 0, 8)), "calls kernel 6 of 6"),
         (Step(StepKind.CALL_IN_WAVES, 0, (15, 0, 17)), "in waves, but no step before it acquires"),
         (Step(StepKind.TAKE_LAST_ROW, 0, (8,)), "the last row is taken"),
@@ -83,6 +84,15 @@ def test_bad_buffers(tiny: Any, tmp_path: Path, changes: dict[str, Any], message
 def test_bad_steps(tiny: Any, tmp_path: Path, step: Step, message: str) -> None:
     artifact = Artifact.open(tiny.write(tmp_path / "a", tiny.with_steps(4, "body", [step])))
     with pytest.raises(EmberdError, match=message):
+        Model(artifact)
+
+
+def test_layers_whose_experts_differ(tiny: Any, tmp_path: Path) -> None:
+    step = Step(StepKind.ACQUIRE_EXPERTS, 1, (19, 23, len(tiny.program.buffers), 2))
+    program = tiny.with_steps(4, "body", [step])
+    buffers = (*program.buffers, Buffer(Section.TABLES, "int32", (2,), 0))
+    artifact = Artifact.open(tiny.write(tmp_path / "a", replace(program, buffers=buffers)))
+    with pytest.raises(EmberdError, match="acquire_experts of layer 1 is unlike the one before"):
         Model(artifact)
 
 

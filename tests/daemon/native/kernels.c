@@ -1,4 +1,5 @@
-/* A kernel library as TVM would compile it, small enough to be read: for driver.c. */
+/* A kernel library as TVM would compile it, small enough to be read: for
+ * driver.c and store_driver.c. */
 #include "tvm_abi.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -8,7 +9,7 @@ EXPORT tvm_alloc_workspace *__TVMBackendAllocWorkspace;
 EXPORT tvm_free_workspace *__TVMBackendFreeWorkspace;
 void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int32_t count);
 
-EXPORT tvm_kernel __tvm_ffi_append, __tvm_ffi_refuse;
+EXPORT tvm_kernel __tvm_ffi_append, __tvm_ffi_refuse, __tvm_ffi_route, __tvm_ffi_sum_experts;
 
 typedef struct {
     const int32_t *tokens, *positions;
@@ -64,4 +65,52 @@ int __tvm_ffi_refuse(void *self, const tvm_any *arguments, int32_t count, tvm_an
 {
     (void)self, (void)arguments, (void)count, (void)result;
     return __TVMBackendParallelLaunch(refuse_task, 0, 3);
+}
+
+/* (tokens, ids of layer 0, ids of layer 1): each token chooses two of eight experts in a layer. */
+int __tvm_ffi_route(void *self, const tvm_any *arguments, int32_t count, tvm_any *result)
+{
+    (void)self, (void)count, (void)result;
+    const dl_tensor *tokens = arguments[0].pointer;
+    const int32_t *token = tokens->data;
+    for (int layer = 0; layer < 2; layer++) {
+        int32_t *ids = ((const dl_tensor *)arguments[1 + layer].pointer)->data;
+        for (int64_t t = 0; t < tokens->shape[0]; t++)
+            for (int k = 0; k < 2; k++)
+                ids[2 * t + k] = (token[t] * 5 + layer * 3 + k * (1 + token[t] % 3)) % 8;
+    }
+    return 0;
+}
+
+typedef struct {
+    const int32_t *ids, *table;
+    const char *bank;
+    int64_t bytes;
+    float *sums;
+} sum_closure;
+
+/* The words of an expert, so that none of them may change meanwhile. */
+static int sum_task(int task, tvm_parallel_group *group, void *closure)
+{
+    (void)group;
+    sum_closure *c = closure;
+    int32_t slot = c->table[c->ids[task]];
+    if (slot < 0)
+        return 0;
+    const int32_t *words = (const void *)(c->bank + slot * c->bytes);
+    int64_t sum = 0;
+    for (int64_t i = 0; i < c->bytes / 4; i++)
+        sum += words[i];
+    c->sums[task] = (float)sum;
+    return 0;
+}
+
+/* (ids, table, bank, sums): the sum of the words of every chosen expert that has a slot. */
+int __tvm_ffi_sum_experts(void *self, const tvm_any *arguments, int32_t count, tvm_any *result)
+{
+    (void)self, (void)count, (void)result;
+    const dl_tensor *ids = arguments[0].pointer, *table = arguments[1].pointer;
+    const dl_tensor *bank = arguments[2].pointer, *sums = arguments[3].pointer;
+    sum_closure closure = {ids->data, table->data, bank->data, bank->shape[1], sums->data};
+    return __TVMBackendParallelLaunch(sum_task, &closure, (int)(ids->shape[0] * ids->shape[1]));
 }

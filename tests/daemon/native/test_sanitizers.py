@@ -1,4 +1,4 @@
-"""The core under the compiler's sanitizers, driven by driver.c on a kernel library in plain C."""
+"""The core under the compiler's sanitizers, driven on a kernel library in plain C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ HERE = Path(__file__).parent
 CORE = HERE.parents[2] / "daemon" / "native"
 FLAGS = ["-std=c11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{CORE}"]
 LIBRARIES = ["-lm", "-ldl", "-lpthread"]
-WRAPPED = ("calloc", "aligned_alloc", "strdup", "mmap", "memfd_create", "pthread_create")
+WRAPPED = {
+    "driver": ("calloc", "aligned_alloc", "strdup", "mmap", "memfd_create", "pthread_create"),
+    "store_driver": ("calloc", "mmap", "mprotect", "pread", "pthread_create"),
+}
 
 
 def unavailable(reason: str) -> None:
@@ -41,19 +44,21 @@ def compiler(sanitizers: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
-def test_driver(tmp_path: Path, sanitizers: str) -> None:
+@pytest.mark.parametrize("name", WRAPPED)
+def test_driver(tmp_path: Path, name: str, sanitizers: str) -> None:
     cc = compiler(sanitizers, tmp_path)
     flags = [*FLAGS, f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
     kernels, driver = tmp_path / "kernels.so", tmp_path / "driver"
     subprocess.run(
         [cc, *flags, "-shared", "-fPIC", str(HERE / "kernels.c"), "-o", str(kernels)], check=True
     )
-    sources = [str(HERE / "driver.c"), *(str(path) for path in sorted(CORE.glob("*.c")))]
-    wraps = [f"-Wl,--wrap={name}" for name in WRAPPED]
+    sources = [str(HERE / f"{name}.c"), *(str(path) for path in sorted(CORE.glob("*.c")))]
+    wraps = [f"-Wl,--wrap={function}" for function in WRAPPED[name]]
     subprocess.run(
         [cc, *flags, "-rdynamic", *wraps, *sources, "-o", str(driver), *LIBRARIES], check=True
     )
+    bank = [tmp_path / "experts.bin"] if name == "store_driver" else []
     result = subprocess.run(
-        [driver, kernels], capture_output=True, text=True, timeout=120, check=False
+        [driver, kernels, *bank], capture_output=True, text=True, timeout=120, check=False
     )
     assert (result.returncode, result.stderr) == (0, "")

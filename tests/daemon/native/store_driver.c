@@ -1,0 +1,426 @@
+/* Drives the expert store without Python, for builds with sanitizers: `store_driver KERNELS.so BANK`,
+ * where BANK is a path for experts.bin. Reads are delayed and fail at random, budgets, priorities
+ * and warming change between steps; each expert used must be whole all the same. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) { \
+            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #condition, message); \
+            exit(1); \
+        } \
+    } while (0)
+
+enum { LAYERS = 2, EXPERTS = 8, TOP_K = 2, ALL = LAYERS * EXPERTS, BANK = ALL + 1, CHUNK = 8 };
+enum { VOCABULARY = 64, SESSIONS = 3, CAPACITY = 4096 };
+
+static char message[EMBER_ERROR_BYTES];
+
+/* ---- what the core asks of the system, linked with --wrap */
+static atomic_int failures_in_100; /* reads that fail */
+static atomic_bool delayed;
+static atomic_int allowed = -1; /* calls until one is refused; negative: none is */
+static atomic_uint seed = 1;
+
+static unsigned draw(void)
+{
+    unsigned next = atomic_fetch_add(&seed, 2654435761u);
+    next ^= next >> 15;
+    next *= 2246822519u;
+    return next ^ next >> 13;
+}
+
+static bool refused(void)
+{
+    return atomic_load(&allowed) >= 0 && atomic_fetch_sub(&allowed, 1) == 0;
+}
+
+ssize_t __real_pread(int file, void *target, size_t bytes, off_t offset);
+void *__real_calloc(size_t count, size_t size);
+void *__real_mmap(void *at, size_t size, int protection, int flags, int file, off_t offset);
+int __real_mprotect(void *at, size_t size, int protection);
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*function)(void *), void *argument);
+
+ssize_t __wrap_pread(int file, void *target, size_t bytes, off_t offset)
+{
+    if (atomic_load(&delayed))
+        nanosleep(&(struct timespec){.tv_nsec = (long)(draw() % 400) * 1000}, NULL);
+    if (draw() % 100 >= (unsigned)atomic_load(&failures_in_100))
+        return __real_pread(file, target, bytes, offset);
+    memset(target, 0xFF, bytes);
+    const int codes[] = {EIO, EINTR, EINVAL, 0};
+    errno = codes[draw() % 4];
+    return errno ? -1 : 0;
+}
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return refused() ? NULL : __real_calloc(count, size);
+}
+
+void *__wrap_mmap(void *at, size_t size, int protection, int flags, int file, off_t offset)
+{
+    return refused() ? MAP_FAILED : __real_mmap(at, size, protection, flags, file, offset);
+}
+
+int __wrap_mprotect(void *at, size_t size, int protection)
+{
+    return refused() ? -1 : __real_mprotect(at, size, protection);
+}
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*function)(void *), void *argument)
+{
+    return refused() ? EAGAIN : __real_pthread_create(thread, attributes, function, argument);
+}
+
+/* ---- a program: ids of both layers, then the sums of each layer's experts as logits */
+enum { IDS, WEIGHTS, OUT, PER_SIZE = 2 * OUT + 3 }; /* buffers of a sequence */
+enum { TABLES, BANK_BUFFER = LAYERS, FIRST };
+
+static int64_t shapes[16], buffers[FIRST + 2 * PER_SIZE][8];
+static int32_t tables[LAYERS][16]; /* each on a cache line */
+static float logits[LAYERS * CHUNK * TOP_K * 16];
+static ember_expert_counters counters[LAYERS];
+
+static int32_t position_of(int layer, int expert)
+{
+    return (layer * EXPERTS + expert) * 5 % BANK;
+}
+
+static void set_buffer(int index, int section, int code, int ndim, int64_t offset, int64_t rows,
+                       int64_t shape)
+{
+    const int64_t fields[] = {section, code, code == DL_UINT ? 8 : 32, ndim, offset, rows, shape, 0};
+    memcpy(buffers[index], fields, sizeof fields);
+}
+
+/* Buffers of a sequence: tokens, then for each layer ids, weights and sums. */
+static void set_sequence(int first, int64_t tokens, int64_t shape)
+{
+    int64_t rows = tokens > 1, line = CHUNK * TOP_K * 4;
+    shapes[shape] = tokens;
+    shapes[shape + 1] = TOP_K;
+    set_buffer(first, EMBER_TOKENS, DL_INT, 1, 0, rows, shape);
+    for (int layer = 0; layer < LAYERS; layer++) {
+        int at = first + 1 + 3 * layer;
+        set_buffer(at + IDS, EMBER_SCRATCH, DL_INT, 2, 2 * layer * line, rows, shape);
+        set_buffer(at + WEIGHTS, EMBER_SCRATCH, DL_FLOAT, 2, (2 * layer + 1) * line, rows, shape);
+        set_buffer(at + OUT, EMBER_LOGITS, DL_FLOAT, 2, layer * line, rows, shape);
+    }
+}
+
+static int64_t write_steps(int32_t *words, int first, ember_step_kind kind)
+{
+    int32_t *at = words;
+    const int32_t route[] = {EMBER_CALL, 0, 1 + LAYERS, first, first + 1, first + 4};
+    at = (int32_t *)memcpy(at, route, sizeof route) + sizeof route / sizeof *route;
+    for (int layer = 0; layer < LAYERS; layer++) {
+        int ids = first + 1 + 3 * layer;
+        const int32_t steps[] = {
+            EMBER_ACQUIRE_EXPERTS, layer, 4, ids, ids + WEIGHTS, TABLES + layer, BANK_BUFFER,
+            kind,                  1,     4, ids, TABLES + layer, BANK_BUFFER,   ids + OUT,
+        };
+        at = (int32_t *)memcpy(at, steps, sizeof steps) + sizeof steps / sizeof *steps;
+    }
+    return at - words;
+}
+
+static ember_model_config make_config(const void *kernels, int64_t size, int bank, int64_t bytes,
+                                      int threads, int readers)
+{
+    static int32_t one[64], many[64];
+    static ember_sequence sequences[4];
+    static const char *const symbols[] = {"route", "sum_experts"};
+    shapes[0] = EXPERTS;
+    shapes[1] = BANK;
+    shapes[2] = bytes;
+    for (int layer = 0; layer < LAYERS; layer++) {
+        set_buffer(TABLES + layer, EMBER_TABLES, DL_INT, 1, layer * 64, 0, 0);
+        for (int expert = 0; expert < EXPERTS; expert++)
+            tables[layer][expert] = position_of(layer, expert);
+    }
+    set_buffer(BANK_BUFFER, EMBER_EXPERTS, DL_UINT, 2, 0, 0, 1);
+    set_sequence(FIRST, 1, 4);
+    set_sequence(FIRST + PER_SIZE, CHUNK, 8);
+    sequences[0] = (ember_sequence){1, EMBER_BODY, one, write_steps(one, FIRST, EMBER_CALL)};
+    int64_t words = write_steps(many, FIRST + PER_SIZE, EMBER_CALL_IN_WAVES);
+    sequences[1] = (ember_sequence){CHUNK, EMBER_BODY, many, words};
+    sequences[2] = (ember_sequence){CHUNK, EMBER_BATCH, many, words};
+    sequences[3] = (ember_sequence){CHUNK, EMBER_LOGITS_ALL, many, 0};
+    return (ember_model_config){
+        .kernels = kernels,
+        .kernels_bytes = size,
+        .symbols = symbols,
+        .symbol_count = 2,
+        .buffers = buffers[0],
+        .buffer_count = FIRST + 2 * PER_SIZE,
+        .shapes = shapes,
+        .shape_count = 16,
+        .sequences = sequences,
+        .sequence_count = 4,
+        .tables = tables,
+        .tables_bytes = sizeof tables,
+        .scratch_bytes = 4 * LAYERS * CHUNK * TOP_K * 4,
+        .state_bytes = 4,
+        .tokens_bytes = CHUNK * 4,
+        .positions_bytes = CHUNK * 4,
+        .logits_bytes = sizeof logits,
+        .logits = logits,
+        .vocab_size = VOCABULARY,
+        .experts_bytes = BANK * bytes,
+        .weights_file = bank,
+        .experts_file = bank,
+        .reader_threads = readers,
+        .threads = threads,
+    };
+}
+
+/* Every 32-bit word of the expert at a position holds that position. */
+static int make_bank(const char *path, int64_t bytes)
+{
+    int file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    CHECK(file >= 0);
+    for (int32_t position = 0; position < BANK; position++)
+        for (int64_t i = 0; i < bytes / 4; i++)
+            CHECK(write(file, &position, 4) == 4);
+    return file;
+}
+
+/* What the kernel `route` chooses. */
+static int32_t chosen(int32_t token, int layer, int k)
+{
+    return (token * 5 + layer * 3 + k * (1 + token % 3)) % EXPERTS;
+}
+
+static void check_sums(const int32_t *tokens, int32_t count, int64_t bytes)
+{
+    for (int layer = 0; layer < LAYERS; layer++)
+        for (int32_t i = 0; i < count; i++)
+            for (int k = 0; k < TOP_K; k++) {
+                float sum = logits[layer * CHUNK * TOP_K + i * TOP_K + k];
+                int32_t position = position_of(layer, chosen(tokens[i], layer, k));
+                CHECK(sum == (float)(position * (bytes / 4)));
+            }
+}
+
+/* ---- random steps */
+typedef struct {
+    ember_model *model;
+    ember_session *sessions[SESSIONS];
+    int64_t lengths[SESSIONS];
+    int64_t expert_bytes;
+    int failed;
+} running;
+
+static void open_model(running *run, const ember_model_config *config, int64_t expert_bytes)
+{
+    memset(run, 0, sizeof *run);
+    run->expert_bytes = expert_bytes;
+    run->model = ember_model_open(config, message, sizeof message);
+    CHECK(run->model);
+    for (int i = 0; i < SESSIONS; i++) {
+        run->sessions[i] = ember_session_open(run->model, CAPACITY, message, sizeof message);
+        CHECK(run->sessions[i]);
+    }
+}
+
+static void close_model(running *run)
+{
+    for (int i = 0; i < SESSIONS; i++)
+        ember_session_close(run->sessions[i]);
+    ember_model_close(run->model);
+}
+
+static void set_budget(running *run, int64_t slots)
+{
+    CHECK(ember_model_set_expert_budget(run->model, slots * run->expert_bytes, counters, message,
+                                        sizeof message) == EMBER_OK);
+}
+
+static void step(running *run, bool may_fail)
+{
+    int32_t tokens[CHUNK], count = draw() % 2 ? 1 : (int32_t)(1 + draw() % CHUNK);
+    int first = (int)(draw() % SESSIONS);
+    bool batch = draw() % 4 == 0;
+    if (batch)
+        count = SESSIONS;
+    for (int32_t i = 0; i < count; i++)
+        tokens[i] = (int32_t)(draw() % VOCABULARY);
+    ember_status status =
+        batch ? ember_model_step(run->model, run->sessions, tokens, run->lengths, count, message,
+                                 sizeof message)
+              : ember_session_step(run->sessions[first], tokens, count, run->lengths[first],
+                                   EMBER_BODY, message, sizeof message);
+    if (status != EMBER_OK) {
+        CHECK(may_fail && status == EMBER_FAILED && strstr(message, " cannot be read: "));
+        run->failed++;
+        return;
+    }
+    check_sums(tokens, count, run->expert_bytes);
+    for (int i = 0; i < SESSIONS; i++)
+        run->lengths[i] += batch ? 1 : i == first ? count : 0;
+}
+
+static void change(running *run)
+{
+    int32_t experts[ALL];
+    for (int i = 0; i < ALL; i++)
+        experts[i] = (int32_t)(draw() % ALL);
+    switch (draw() % 4) {
+    case 0:
+        set_budget(run, TOP_K + draw() % (ALL - TOP_K + 1));
+        break;
+    case 1:
+        CHECK(ember_model_warm_experts(run->model, experts, draw() % (ALL + 1), message,
+                                       sizeof message) == EMBER_OK);
+        break;
+    case 2:
+        for (int i = 0; i < ALL; i++)
+            experts[i] = draw() % 4 ? experts[i] % 3 : EMBER_PINNED;
+        ember_model_prioritise_experts(run->model, experts);
+        break;
+    default:
+        break;
+    }
+}
+
+static void test_random_steps(const ember_model_config *config, int64_t expert_bytes, int rounds)
+{
+    running run;
+    open_model(&run, config, expert_bytes);
+    set_budget(&run, TOP_K);
+    for (int failing = 0; failing <= 1; failing++) {
+        atomic_store(&failures_in_100, failing ? 20 : 0);
+        for (int i = 0; i < rounds; i++) {
+            if (i % 5 == 0)
+                change(&run);
+            atomic_store(&delayed, i % 3 > 0);
+            step(&run, failing);
+        }
+        CHECK((run.failed > 0) == failing);
+    }
+    atomic_store(&failures_in_100, 0);
+    CHECK(counters[0].hits > 0 && counters[1].misses > 0 && counters[0].stall_nanoseconds > 0);
+    close_model(&run);
+}
+
+/* Reads fail in the middle of a model: the next steps are whole, and so are other sessions'. */
+static void test_failures(running *run)
+{
+    const int32_t tokens[] = {3};
+    for (int round = 0; round < 3; round++) {
+        set_budget(run, ALL);
+        set_budget(run, ALL - 1); /* an empty store */
+        atomic_store(&failures_in_100, 100);
+        CHECK(ember_session_step(run->sessions[0], tokens, 1, 0, EMBER_BODY, message,
+                                 sizeof message) == EMBER_FAILED);
+        CHECK(strncmp(message, "experts.bin: expert ", 20) == 0);
+        atomic_store(&failures_in_100, 0);
+        CHECK(ember_session_step(run->sessions[1], tokens, 1, 0, EMBER_BODY, message,
+                                 sizeof message) == EMBER_OK);
+        check_sums(tokens, 1, run->expert_bytes);
+    }
+}
+
+static void test_truncated(running *run, const char *path)
+{
+    const int32_t tokens[CHUNK] = {0, 1, 2, 3, 4, 5, 6, 7};
+    set_budget(run, ALL);
+    set_budget(run, TOP_K);
+    CHECK(truncate(path, run->expert_bytes / 3) == 0);
+    CHECK(ember_session_step(run->sessions[0], tokens, CHUNK, 0, EMBER_BODY, message,
+                             sizeof message) == EMBER_FAILED);
+    CHECK(strstr(message, "cannot be read: the file was truncated"));
+    close(make_bank(path, run->expert_bytes));
+    CHECK(ember_session_step(run->sessions[0], tokens, CHUNK, 0, EMBER_BODY, message,
+                             sizeof message) == EMBER_OK);
+    check_sums(tokens, CHUNK, run->expert_bytes);
+}
+
+static int count_files(void)
+{
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    CHECK(folder);
+    while (readdir(folder))
+        count++;
+    closedir(folder);
+    return count;
+}
+
+static void test_refusals(running *run)
+{
+    const int32_t wrong[] = {0, ALL}, negative[] = {-1};
+    const int64_t budgets[] = {INT64_MIN, -1, 0, 1, TOP_K * run->expert_bytes - 1};
+    for (int i = 0; i < 5; i++)
+        CHECK(ember_model_set_expert_budget(run->model, budgets[i], counters, message,
+                                            sizeof message) == EMBER_REFUSED);
+    CHECK(ember_model_least_expert_budget(run->model) == TOP_K * run->expert_bytes);
+    CHECK(ember_model_warm_experts(run->model, wrong, 2, message, 0) == EMBER_REFUSED);
+    CHECK(ember_model_warm_experts(run->model, negative, 1, message, 0) == EMBER_REFUSED);
+    set_budget(run, ALL);
+    int files = count_files(), refusals = 0;
+    for (int n = 0;; n++) {
+        set_budget(run, n % 2 ? ALL : TOP_K); /* from the map or from a store that must grow */
+        atomic_store(&allowed, n / 2);
+        int64_t slots = n % 2 ? TOP_K : ALL - 1;
+        ember_status status = ember_model_set_expert_budget(
+            run->model, slots * run->expert_bytes, counters, message, sizeof message);
+        bool everything = atomic_exchange(&allowed, -1) >= 0;
+        CHECK(status == EMBER_OK || status == EMBER_FAILED);
+        refusals += status == EMBER_FAILED;
+        step(run, false);
+        if (everything && n % 2)
+            break;
+    }
+    CHECK(refusals > 8);
+    for (int i = 0; i < 1000; i++)
+        set_budget(run, i % 3 ? TOP_K + i % 7 : ALL);
+    set_budget(run, ALL);
+    CHECK(count_files() == files);
+}
+
+int main(int count, char **arguments)
+{
+    CHECK(count == 3);
+    int file = open(arguments[1], O_RDONLY);
+    CHECK(file >= 0);
+    off_t size = lseek(file, 0, SEEK_END);
+    void *kernels = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, file, 0);
+    CHECK(size > 0 && kernels != MAP_FAILED);
+    const int64_t expert_bytes[] = {8192, 400}; /* with and without direct reads */
+    for (int i = 0; i < 2; i++) {
+        int bank = make_bank(arguments[2], expert_bytes[i]);
+        for (int readers = 1; readers <= 4; readers++) {
+            ember_model_config config =
+                make_config(kernels, size, bank, expert_bytes[i], 1 + readers % 3, readers);
+            test_random_steps(&config, expert_bytes[i], 150);
+        }
+        running run;
+        ember_model_config config = make_config(kernels, size, bank, expert_bytes[i], 2, 2);
+        open_model(&run, &config, expert_bytes[i]);
+        test_failures(&run);
+        test_truncated(&run, arguments[2]);
+        test_refusals(&run);
+        close_model(&run);
+        close(bank);
+    }
+    munmap(kernels, (size_t)size);
+    close(file);
+    return 0;
+}
