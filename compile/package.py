@@ -7,26 +7,23 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from emberd.compile.converted import BlockInstance, ConvertedModel
+from emberd.compile.converted import ConvertedModel
 from emberd.compile.isa.isa import Isa
+from emberd.compile.layout import Layout, Placed, aligned, lay_out
 from emberd.compile.link import build_library
 from emberd.compile.parallel import in_order
 from emberd.compile.pipeline import CompiledBlocks
-from emberd.compile.program import ProgramBuilder, weight_key
-from emberd.compile.quantize.formats import FORMATS, Bytes, expert_bytes, pack_expert
+from emberd.compile.quantize.formats import FORMATS, Bytes, pack_expert
 from emberd.compile.quantize.recipes import Recipe
-from emberd.compile.residency.order import bank_indices, expert_order
 from emberd.daemon.activation_map import MAP_FILE, ActivationMap, Expert
 from emberd.daemon.artifact import EXPERTS, WEIGHTS, ArtifactWriter, HashingFile, ModelDescription
 from emberd.daemon.errors import EmberdError
 
-PAGE = 4096
-ALIGNMENT = 64
 _ROWS_AT_ONCE = 4096  # of a matrix while it is packed: bounds memory
 TEXT_FILES = (
     "tokenizer.json",
@@ -34,17 +31,6 @@ TEXT_FILES = (
     "generation_config.json",
     "chat_template.jinja",
 )
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """A weight as weights.bin holds it."""
-
-    key: str
-    instance: BlockInstance
-    name: str
-    offset: int
-    format: str
 
 
 def write_artifact(
@@ -64,6 +50,7 @@ def write_artifact(
     Raises EmberdError when a weight cannot be packed or a file cannot be written, and when the
     map turns out to be of another model.
     """
+    layout = lay_out(model, recipe, compiled, activation_map)
     dimensions = model.dimensions
     description = ModelDescription(
         name=model.name,
@@ -74,35 +61,17 @@ def write_artifact(
         max_context=dimensions.max_context,
         stop_tokens=model.stop_tokens,
         recipe=recipe.name,
-        details=_details(model, recipe),
-    )
-    constants = {
-        key: array for block in compiled.programs.values() for key, array in block.constants.items()
-    }
-    placed = _place_weights(model, recipe)
-    constant_offsets = _place_constants(constants, placed)
-    layers = [i for i, instance in enumerate(model.stack) if instance.block == "moe"]
-    order = expert_order(dimensions.layers, dimensions.moe.experts, activation_map)
-    builder = ProgramBuilder(
-        model,
-        weight_offsets={item.key: item.offset for item in placed} | constant_offsets,
-        bank_indices=dict(zip(layers, bank_indices(order, dimensions.layers), strict=True)),
-    )
-    program = builder.build(
-        compiled.programs,
-        compiled.chunks,
-        compiled.kernels.of_one_token,
-        compiled.kernels.in_waves,
+        details=_details(model, layout),
     )
     with ArtifactWriter(destination, description, target=target) as writer:
-        writer.write_program(program)
+        writer.write_program(layout.program)
         for isa in isas:
             progress(f"kernels for {isa.name}")
             writer.add_kernels(isa.name, isa.cpu_features, build_library(compiled.kernels, isa))
         with writer.open_file(WEIGHTS) as file:
-            weights = _write_weights(file, model, placed, constants, constant_offsets, progress)
+            weights = _write_weights(file, model, layout, progress)
         with writer.open_file(EXPERTS) as file:
-            blobs = _write_experts(file, model, recipe, order, progress)
+            blobs = _write_experts(file, model, recipe, layout.order, progress)
         identity = _identity(model, weights, blobs)
         writer.set_identity(identity)
         if activation_map is not None:
@@ -113,16 +82,12 @@ def write_artifact(
                 writer.write_file(name, (model.folder / name).read_bytes())
 
 
-def _details(model: ConvertedModel, recipe: Recipe) -> dict[str, Any]:
+def _details(model: ConvertedModel, layout: Layout) -> dict[str, Any]:
     moe = model.dimensions.moe
     return {
         "experts": moe.experts,
         "experts_per_token": moe.top_k,
-        "expert_bytes": expert_bytes(
-            FORMATS[recipe.format_of("moe", "experts_down")],
-            model.dimensions.hidden_size,
-            moe.intermediate_size,
-        ),
+        "expert_bytes": layout.expert_bytes,
         "parameters": sum(
             math.prod(reference.shape)
             for instance in model.stack
@@ -132,62 +97,30 @@ def _details(model: ConvertedModel, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _place_weights(model: ConvertedModel, recipe: Recipe) -> list[_Placed]:
-    """Offsets in weights.bin; a weight that is used twice (tied embeddings) is stored once."""
-    placed: list[_Placed] = []
-    known: dict[Any, int] = {}
-    offset = 0
-    for instance in model.stack:
-        for name, reference in instance.weights.items():
-            if name in ("experts_gate_up", "experts_down"):
-                continue
-            packing = recipe.format_of(instance.block, name)
-            identity = (reference.pieces, packing)
-            if identity not in known:
-                known[identity] = offset
-                offset += _aligned(_packed_bytes(packing, reference.shape))
-            key = weight_key(instance, name)
-            placed.append(_Placed(key, instance, name, known[identity], packing))
-    return placed
-
-
-def _place_constants(constants: dict[str, np.ndarray], placed: list[_Placed]) -> dict[str, int]:
-    last = max(placed, key=lambda item: item.offset)
-    shape = last.instance.weights[last.name].shape
-    end = last.offset + _aligned(_packed_bytes(last.format, shape))
-    offsets = {}
-    for key in sorted(constants):
-        offsets[key] = end
-        end += _aligned(constants[key].nbytes)
-    return offsets
-
-
 def _write_weights(
     file: HashingFile,
     model: ConvertedModel,
-    placed: list[_Placed],
-    constants: dict[str, np.ndarray],
-    constant_offsets: dict[str, int],
+    layout: Layout,
     progress: Callable[[str], None],
 ) -> str:
     """Returns the hash of the weights, constants of kernels excluded."""
-    for item in placed:
+    for item in layout.placed:
         if item.offset < file.size:
             continue  # stored already: tied
         progress(item.key)
         for packed in _packed(model, item):
             file.write(packed.data)
-        file.write(bytes(_aligned(file.size) - file.size))
+        file.write(bytes(aligned(file.size) - file.size))
     digest = file.hexdigest()
-    for key in sorted(constants):
-        assert file.size == constant_offsets[key]
-        file.write(np.ascontiguousarray(constants[key]).data)
-        file.write(bytes(_aligned(file.size) - file.size))
-    file.write(bytes(-file.size % PAGE))
+    for key, offset in layout.constant_offsets.items():
+        assert file.size == offset
+        file.write(np.ascontiguousarray(layout.constants[key]).data)
+        file.write(bytes(aligned(file.size) - file.size))
+    file.write(bytes(layout.weights_bytes - file.size))
     return digest
 
 
-def _packed(model: ConvertedModel, item: _Placed) -> Iterator[Bytes]:
+def _packed(model: ConvertedModel, item: Placed) -> Iterator[Bytes]:
     """The bytes of a weight, block of rows after block of rows."""
     reference = item.instance.weights[item.name]
 
@@ -245,12 +178,3 @@ def _naming(weight: str) -> Iterator[None]:
 def _row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
     for start in range(0, shape[0], _ROWS_AT_ONCE):
         yield slice(start, min(start + _ROWS_AT_ONCE, shape[0]))
-
-
-def _packed_bytes(packing: str, shape: tuple[int, ...]) -> int:
-    columns = math.prod(shape[1:])
-    return FORMATS[packing].packed_bytes(shape[0], columns)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
