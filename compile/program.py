@@ -19,7 +19,7 @@ from tvm.ir.expr import GenericConst
 ALIGNMENT = 64
 _CACHES = ("key_cache", "value_cache")
 _NOT_OF_TOKENS = (*_CACHES, BANK)  # their first dimension is another that kernels leave open
-ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4, "int64": 8, "int8": 1, "uint8": 1}
+ITEM_BYTES = {"float32": 4, "int32": 4, "int64": 8, "int16": 2, "int8": 1, "uint8": 1}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The oracle of a quantised artifact: onnxruntime on the numbers that a recipe leaves of a model.
 
 Weights become what their packed formats hold. The inputs of packed matrices become the integers of
-quantize/activations.py times their scales, keys and values are rounded to the type of the cache.
+quantize/activations.py times their scales, keys and values what the cache holds of them.
 What then differs from the artifact is the order in which floats are added.
 """
 
@@ -12,12 +12,13 @@ import onnx
 from emberd.compile.blocks import cached_attention
 from emberd.compile.blocks.graph import Graph
 from emberd.compile.converted import BlockInstance, ConvertedModel
+from emberd.compile.kernels.integer_cache import KEY_LIMIT, NORM, VALUE_LIMIT, Kind
 from emberd.compile.oracle import Oracle
 from emberd.compile.quantize.activations import PLANE_RATIO, Precision
 from emberd.compile.quantize.formats import FORMATS, GROUP, pack_expert, unpack_expert
 from emberd.compile.quantize.recipes import Recipe
 
-_KEY_AND_VALUE = (1, 2)  # inputs of cached attention
+_KEY_AND_VALUE: tuple[tuple[int, Kind], ...] = ((1, "key"), (2, "value"))  # inputs of attention
 _SMALLEST = 1e-30  # stands for the largest of a group of zeros
 
 
@@ -67,10 +68,10 @@ def _round_activations(model: onnx.ModelProto, recipe: Recipe, block: str) -> on
                 if x not in rounded:
                     rounded[x] = _round_groups(graph, x, precision)
                 node.input[0] = rounded[x]
-        elif node.op_type == cached_attention.NAME and recipe.cache_dtype == "float16":
-            for index in _KEY_AND_VALUE:
-                half = graph.add("Cast", node.input[index], to=onnx.TensorProto.FLOAT16)
-                node.input[index] = graph.add("Cast", half, to=onnx.TensorProto.FLOAT)
+        elif node.op_type == cached_attention.NAME and recipe.cache_dtype != "float32":
+            bits = int(recipe.cache_dtype.removeprefix("int"))
+            for index, kind in _KEY_AND_VALUE:
+                node.input[index] = _round_vectors(graph, node.input[index], bits, kind)
         graph.nodes.append(node)
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -101,3 +102,18 @@ def _round_groups(graph: Graph, x: str, precision: Precision) -> str:
         values = graph.add("Add", values, graph.add("Div", graph.add("Round", rest), ratio))
     scale = graph.add("Mul", largest, graph.constant(1 / 127))
     return graph.add("Reshape", graph.add("Mul", values, scale), graph.add("Shape", x))
+
+
+def _round_vectors(graph: Graph, x: str, bits: int, kind: Kind) -> str:
+    """x f32[.., D] as integer_cache holds it."""
+    axes = graph.constant([-1])
+    largest = graph.add("ReduceMax", graph.add("Abs", x), axes, keepdims=1)
+    largest = graph.add("Max", largest, graph.constant(_SMALLEST))
+    limit = KEY_LIMIT[bits] if kind == "key" else VALUE_LIMIT[bits]
+    factor = graph.add("Div", graph.constant(limit), largest)
+    if kind == "key":
+        norm = graph.add(
+            "Max", graph.add("ReduceL2", x, axes, keepdims=1), graph.constant(_SMALLEST)
+        )
+        factor = graph.add("Min", factor, graph.add("Div", graph.constant(NORM), norm))
+    return graph.add("Div", graph.add("Round", graph.add("Mul", x, factor)), factor)

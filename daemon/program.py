@@ -56,6 +56,7 @@ class StepKind(IntEnum):
 # DLPack type code and bits; one lane.
 DTYPES: dict[str, tuple[int, int]] = {
     "int8": (0, 8),
+    "int16": (0, 16),
     "int32": (0, 32),
     "int64": (0, 64),
     "uint8": (1, 8),

@@ -64,6 +64,11 @@ def half_to_float(bits: Expr) -> Expr:
     return T.Cast(vector_type("float32", lanes), T.reinterpret(vector_type("float16", lanes), bits))
 
 
+def add_pairs(total: Expr, a: Expr, b: Expr) -> Expr:
+    """vpmaddwd."""
+    return T.Bind(total + intrinsic("int32x8", "llvm.x86.avx2.pmadd.wd", a, b))
+
+
 AVX2 = Isa(
     name="avx2",
     target={"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3"},
@@ -71,4 +76,5 @@ AVX2 = Isa(
     cpu_features=("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"),
     dot_group=dot_group,
     half_to_float=half_to_float,
+    add_pairs=add_pairs,
 )

@@ -38,13 +38,18 @@ def _add_products(total: Expr, weight: Expr, activation: Expr) -> Expr:
     )
 
 
+def add_pairs(total: Expr, a: Expr, b: Expr) -> Expr:
+    """vpdpwssd, which LLVM splits in two without the attribute fast-dpwssd."""
+    return T.Bind(intrinsic("int32x16", "llvm.x86.avx512.vpdpwssd.512", total, a, b))
+
+
 AVX512VNNI = Isa(
     name="avx512vnni",
     target={
         "kind": "llvm",
         "mtriple": "x86_64-linux-gnu",
         "mcpu": "x86-64-v4",
-        "mattr": ["+avx512vnni"],
+        "mattr": ["+avx512vnni", "+fast-dpwssd"],
     },
     lanes=LANES,
     cpu_features=(
@@ -58,4 +63,5 @@ AVX512VNNI = Isa(
     ),
     dot_group=dot_group,
     half_to_float=half_to_float,
+    add_pairs=add_pairs,
 )

@@ -10,6 +10,7 @@ GROUP = 32  # weights that share one scale
 
 DotGroup = Callable[[int, Sequence[Expr], Sequence[Sequence[Expr]], Expr], Expr]
 HalfToFloat = Callable[[Expr], Expr]
+AddPairs = Callable[[Expr, Expr, Expr], Expr]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Isa:
     plane is 8 int32 scalars of 4 int8 each, values -127..127;
     bias: int32, -zero_point * the sum of the 32 x: for sets that multiply unsigned weights.
     `half_to_float` converts uint16 x n, the bits of finite float16 numbers, to float32 x n exactly.
+    `add_pairs(total, a, b)` adds to total, int32 x lanes, the products of a and b, int16 x 2 lanes:
+        total[i] + a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1]    (modulo 2^32; no element is -2^15)
     """
 
     name: str
@@ -32,6 +35,7 @@ class Isa:
     cpu_features: tuple[str, ...]  # needed at run time; names as in /proc/cpuinfo
     dot_group: DotGroup
     half_to_float: HalfToFloat
+    add_pairs: AddPairs
 
 
 def sum_planes(products: Sequence[Expr]) -> Expr:

@@ -58,6 +58,11 @@ def half_to_float(bits: Expr) -> Expr:
     return T.Bind(value * broadcast(T.float32(2.0**112), lanes))
 
 
+def add_pairs(total: Expr, a: Expr, b: Expr) -> Expr:
+    """pmaddwd."""
+    return T.Bind(total + intrinsic("int32x4", "llvm.x86.sse2.pmadd.wd", a, b))
+
+
 GENERIC = Isa(
     name="generic",
     target={"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64"},
@@ -65,4 +70,5 @@ GENERIC = Isa(
     cpu_features=("sse2",),
     dot_group=dot_group,
     half_to_float=half_to_float,
+    add_pairs=add_pairs,
 )

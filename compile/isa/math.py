@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from emberd.compile.isa.definition import Isa
 from emberd.compile.isa.vector import (
     Expr,
     absolute,
@@ -45,15 +44,14 @@ _EXP_COEFFICIENTS = (  # (e^r - 1 - r) / r^2 for |r| <= ln(2) / 2, minimax (Ceph
     5.0000001201e-1,
 )
 _ATANH_COEFFICIENTS = tuple(2.0 / power for power in range(15, 0, -2))  # of 2 atanh(s) / s in s^2
-_HALF_MAX = 65504.0
 
 
 class Register:
-    """A vector variable of f32. LLVM keeps it in a register: it is a stack array of one vector."""
+    """A vector variable. LLVM keeps it in a register: it is a stack array of one vector."""
 
     def __init__(self, initial: Expr) -> None:
-        self._lanes = type_of(initial)[1]
-        self._buffer = stack_buffer(self._lanes)
+        dtype, self._lanes = type_of(initial)
+        self._buffer = stack_buffer(self._lanes, dtype)
         self.set(initial)
 
     @property
@@ -206,38 +204,3 @@ def _fold(x: Expr, period: int, combine: Callable[[Expr, Expr], Expr]) -> Expr:
         x = pinned(combine(x, rotated))
         step //= 2
     return x
-
-
-def load_float(isa: Isa, buffer: Expr, indices: Sequence[Expr | int], lanes: int) -> Expr:
-    """`lanes` consecutive elements of a float32 or float16 buffer, as float32."""
-    value = load(buffer, indices, lanes)
-    if str(buffer.dtype) == "float32":
-        return value
-    return T.Bind(isa.half_to_float(T.reinterpret(vector_type("uint16", lanes), value)))
-
-
-def store_float(isa: Isa, buffer: Expr, value: Expr, indices: Sequence[Expr | int]) -> None:
-    """Stores float32 in a float32 or float16 buffer; the latter saturates at +-65504."""
-    if str(buffer.dtype) == "float16":
-        value = _float_to_half(isa, value)
-    store(buffer, value, indices)
-
-
-def _float_to_half(isa: Isa, x: Expr) -> Expr:
-    lanes = type_of(x)[1]
-    x = T.Bind(T.max(T.min(x, constant(_HALF_MAX, lanes)), constant(-_HALF_MAX, lanes)))
-    if "f16c" in isa.cpu_features:
-        return T.Cast(vector_type("float16", lanes), x)
-
-    # Without F16C, LLVM would call a library function. Exponent and mantissa go to their place by
-    # a product with 2^(15 - 127) and a shift; the 13 bits that fall off round half to even.
-    def bits(value: int) -> Expr:
-        return broadcast(T.uint32(value), lanes)
-
-    words = vector_type("uint32", lanes)
-    scaled = T.Bind(T.reinterpret(words, T.Bind(absolute(x) * constant(2.0**-112, lanes))))
-    odd = T.shift_right(scaled, bits(13)) & bits(1)
-    magnitude = T.shift_right(scaled + odd + bits(0xFFF), bits(13))
-    sign = T.shift_right(T.reinterpret(words, x), bits(16)) & bits(0x8000)
-    half = T.Cast(vector_type("uint16", lanes), magnitude | sign)
-    return T.reinterpret(vector_type("float16", lanes), half)

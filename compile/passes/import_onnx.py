@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 import tvm
 from emberd.compile.blocks.rotary_embedding import inverse_frequencies
+from emberd.compile.kernels.integer_cache import row_elements
 from emberd.compile.passes import operators
 from emberd.daemon.errors import EmberdError
 from tvm import relax
@@ -20,21 +21,27 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 # Inputs whose first dimension is the number of tokens.
 _TOKEN_INPUTS = ("tokens", "positions", "hidden")
+_CACHES = ("key_cache", "value_cache")
 
 
 def import_onnx(model: onnx.ModelProto, tokens: int, cache_dtype: str) -> tvm.IRModule:
     """Import block `model` with its token dimension set to `tokens`, its KV cache of `cache_dtype`.
 
-    The result has one function `main` whose parameters are the graph's inputs, in order and by
-    name. Raises EmberdError when the block uses an operator that has no conversion.
+    A cache of integers has the shape that integer_cache gives it. The result has one function
+    `main` whose parameters are the graph's inputs, in order and by name. Raises EmberdError when
+    the block uses an operator that has no conversion.
     """
     shapes: dict[str, list[Any]] = {}
     for value in model.graph.input:
         if value.name in _TOKEN_INPUTS:
             dimensions = value.type.tensor_type.shape.dim
             shapes[value.name] = [tokens, *(dimension.dim_value for dimension in dimensions[1:])]
+        elif value.name in _CACHES and cache_dtype != "float32":
+            _positions, heads, size = value.type.tensor_type.shape.dim
+            row = row_elements(size.dim_value, int(cache_dtype.removeprefix("int")))
+            shapes[value.name] = [tvm.tirx.Var("capacity", "int64"), heads.dim_value, row]
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    dtypes = {"key_cache": cache_dtype, "value_cache": cache_dtype}
+    dtypes = dict.fromkeys(_CACHES, cache_dtype)
     importer = _BlockImporter(shapes, dtypes, keep_params_in_input=False, sanitize=False)
     return importer.from_onnx(model.graph, opset)
 

@@ -11,12 +11,16 @@ import tvm
 from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.cached_attention import cached_attention, cached_attention_scratch
 from emberd.compile.kernels.causal_convolution import causal_convolution
-from emberd.compile.kernels.dimensions import dimension, token_suffix
+from emberd.compile.kernels.dimensions import Scratch, dimension, token_suffix
 from emberd.compile.kernels.embedding import embedding
 from emberd.compile.kernels.gated_activation import gated_activation
 from emberd.compile.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_scratch
 from emberd.compile.kernels.gated_sum import gated_sum
 from emberd.compile.kernels.gather_experts import gather_experts
+from emberd.compile.kernels.integer_attention import (
+    integer_attention,
+    integer_attention_scratch,
+)
 from emberd.compile.kernels.linear import linear, linear_scratch
 from emberd.compile.kernels.moe import (
     expert_outputs,
@@ -381,13 +385,17 @@ def _lower_cached_attention(parsed: OperatorCall) -> _Kernel:
         "query_heads": query_heads,
         "kv_heads": int(cache.shape[1]),
         "head_dim": head_dim,
-        "cache_dtype": "f16" if str(cache.dtype) == "float16" else "f32",
     }
+    build: Callable[..., tirx.PrimFunc] = cached_attention
+    scratch: Callable[..., Scratch] = cached_attention_scratch
+    if str(cache.dtype) != "float32":
+        build, scratch = integer_attention, integer_attention_scratch
+        static["bits"] = int(str(cache.dtype).removeprefix("int"))
     return _Kernel(
-        _once(cached_attention, **static, tokens=tokens),
-        _once(cached_attention, **static, tokens=1),
+        _once(build, **static, tokens=tokens),
+        _once(build, **static, tokens=1),
         in_place=(4, 5),
-        scratch=tuple(cached_attention_scratch(rows, **static)),
+        scratch=tuple(scratch(rows, **static)),
     )
 
 

@@ -30,7 +30,7 @@ class Recipe:
     """Formats (names in FORMATS) of the projections and experts, and of the vocabulary matrices.
 
     `activations`: what these are multiplied with. `cache_dtype`: of the attention's keys and
-    values.
+    values, float32, int16 or int8.
     """
 
     name: str
@@ -56,8 +56,8 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe("f32", "f32", "f32", activations="float32", cache_dtype="float32"),
-        Recipe("q8", "q8", "q8", activations="int16", cache_dtype="float16"),
-        Recipe("q4", "q4", "q8", activations="int16", cache_dtype="float16"),
-        Recipe("q4a8", "q4", "q8", activations="int8", cache_dtype="float16"),
+        Recipe("q8", "q8", "q8", activations="int16", cache_dtype="int16"),
+        Recipe("q4", "q4", "q8", activations="int16", cache_dtype="int16"),
+        Recipe("q4a8", "q4", "q8", activations="int8", cache_dtype="int16"),
     )
 }

@@ -29,7 +29,7 @@ static bool known_type(int64_t code, int64_t bits)
 {
     switch (code) {
     case DL_INT:
-        return bits == 8 || bits == 32 || bits == 64;
+        return bits == 8 || bits == 16 || bits == 32 || bits == 64;
     case DL_UINT:
         return bits == 8;
     case DL_FLOAT:

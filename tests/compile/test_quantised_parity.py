@@ -3,8 +3,8 @@
 With int16 activations (q8, q4) an artifact computes what its weights say, at every position. The
 one exception is a router's tie: where the last expert taken and the first one left out have scores
 closer than their rounding, either may be taken, and what follows differs. The scores of tiny models
-are of the order of 1; int16 activations move them by about 1e-4, keys and values in float16 by
-about 5e-4. In 424 random prompts every position beyond the bound came after a gap below 9e-4. So
+are of the order of 1; int16 activations move them by about 1e-4, keys and values in the cache by
+about as much. In 424 random prompts every position beyond the bound came after a gap below 9e-4. So
 what is judged are prompts without a gap below `TIE`.
 
 With int8 activations (q4a8) scores move by about 2e-2, and ties of that width are everywhere. No

@@ -1,4 +1,4 @@
-"""Instruction sets: exact integer dot products and float16 conversion, and who can run what."""
+"""Instruction sets: exact integer products and float16 conversion, and who can run what."""
 
 from __future__ import annotations
 
@@ -43,6 +43,19 @@ def _half(isa: Isa, count: int) -> Any:
     return builder.get()
 
 
+def _pairs(isa: Isa) -> Any:
+    """total i32[TRIALS, lanes], a and b i16[TRIALS, 2 * lanes] -> y i32[TRIALS, lanes]."""
+    lanes = isa.lanes
+    with kernel("pairs") as builder:
+        total = T.arg("total", T.buffer((TRIALS, lanes), "int32"))
+        a, b = (T.arg(name, T.buffer((TRIALS, 2 * lanes), "int16")) for name in ("a", "b"))
+        y = T.arg("y", T.buffer((TRIALS, lanes), "int32"))
+        with T.sblock("root"), T.serial(0, TRIALS) as i:
+            vectors = [load(x, [i, 0], 2 * lanes) for x in (a, b)]
+            store(y, isa.add_pairs(load(total, [i, 0], lanes), *vectors), [i, 0])
+    return builder.get()
+
+
 @pytest.fixture(scope="module")
 def halves() -> np.ndarray:
     """All finite float16 numbers, as bits."""
@@ -53,7 +66,7 @@ def halves() -> np.ndarray:
 @pytest.fixture(scope="module")
 def library(isa: Isa, harness: Any, halves: np.ndarray) -> Any:
     dots = [_dot(isa, zero_point, planes) for zero_point in (8, 128) for planes in (1, 2)]
-    return harness.library(isa, [*dots, _half(isa, len(halves))])
+    return harness.library(isa, [*dots, _half(isa, len(halves)), _pairs(isa)])
 
 
 @pytest.mark.parametrize("planes", [1, 2])
@@ -79,6 +92,21 @@ def test_dot_product_is_exact_up_to_the_extremes(
     )
     expected = np.einsum("tjlb,tjb->tl", weights.astype(np.int32) - zero_point, integers)
     np.testing.assert_array_equal(y, expected)
+
+
+def test_products_of_pairs_are_exact_up_to_the_extremes(
+    isa: Isa, library: Any, harness: Any
+) -> None:
+    random = np.random.default_rng(0)
+    a, b = random.integers(-32767, 32768, (2, TRIALS, isa.lanes, 2)).astype(np.int16)
+    total = random.integers(-(2**31), 2**31, (TRIALS, isa.lanes)).astype(np.int32)
+    for trial, (x, y) in enumerate([(32767, 32767), (32767, -32767), (-32767, -32767), (0, 1)]):
+        a[trial], b[trial] = x, y
+    rows = [harness.aligned(x.reshape(TRIALS, -1)) for x in (total, a, b)]
+    result = harness.empty(np.int32, total.shape)
+    library("pairs", *rows, result)
+    exact = total + (a.astype(np.int64) * b).sum(axis=-1)
+    np.testing.assert_array_equal(result, exact.astype(np.int32))
 
 
 def test_every_finite_half_is_converted_exactly(

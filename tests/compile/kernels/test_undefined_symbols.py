@@ -14,6 +14,7 @@ from emberd.compile.kernels.cached_attention import cached_attention
 from emberd.compile.kernels.causal_convolution import causal_convolution
 from emberd.compile.kernels.gated_activation import gated_activation
 from emberd.compile.kernels.gated_delta_rule import gated_delta_rule
+from emberd.compile.kernels.integer_attention import integer_attention
 from emberd.compile.kernels.rms_norm import rms_norm
 from emberd.compile.kernels.rotary_embedding import rotary_embedding
 
@@ -31,16 +32,12 @@ def test_only_libm_and_the_error_report(isa: Isa, tmp_path: Path) -> None:
             gated_delta_rule(
                 isa, key_heads=1, value_heads=2, key_dim=32, value_dim=128, tokens=tokens
             ),
+            cached_attention(isa, query_heads=16, kv_heads=1, head_dim=256, tokens=tokens),
             *(
-                cached_attention(
-                    isa,
-                    query_heads=16,
-                    kv_heads=1,
-                    head_dim=256,
-                    cache_dtype=cache_dtype,
-                    tokens=tokens,
+                integer_attention(
+                    isa, query_heads=16, kv_heads=1, head_dim=250, bits=bits, tokens=tokens
                 )
-                for cache_dtype in ("f32", "f16")
+                for bits in (8, 16)
             ),
         ]
     module = tvm.IRModule({str(f.attrs["global_symbol"]): f for f in functions})

@@ -13,6 +13,7 @@ from emberd.compile.dimensions import (
     GatedDeltaDimensions,
     MoeDimensions,
 )
+from emberd.compile.kernels.integer_cache import row_elements
 from emberd.compile.passes import operators
 from emberd.compile.passes.import_onnx import import_onnx
 from emberd.daemon.errors import EmberdError
@@ -81,12 +82,16 @@ def test_local_functions_become_operators(
     assert {call.name: call.scalars for call in parsed if call is not None} == expected
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_cache_has_the_dtype_asked_for(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", None), ("int16", 16), ("int8", 8)])
+def test_the_cache_has_the_dtype_asked_for(dtype: str, bits: int | None) -> None:
     main = import_onnx(BLOCKS["gated_attention"].build(DIMENSIONS), TOKENS, dtype)["main"]
-    dtypes = {parameter.name: str(parameter.ty.dtype) for parameter in main.params}
-    assert dtypes["key_cache"] == dtypes["value_cache"] == dtype
-    assert dtypes["hidden"] == "float32"
+    types = {parameter.name: parameter.ty for parameter in main.params}
+    heads, size = DIMENSIONS.attention.kv_heads, DIMENSIONS.attention.head_dim
+    row = size if bits is None else row_elements(size, bits)
+    for name in ("key_cache", "value_cache"):
+        assert str(types[name].dtype) == dtype
+        assert [int(types[name].shape[i]) for i in (1, 2)] == [heads, row]
+    assert str(types["hidden"].dtype) == "float32"
 
 
 def _model(operator: str) -> onnx.ModelProto:
