@@ -16,6 +16,7 @@ from emberd.daemon.errors import EmberdError
 
 COMMANDS = {
     "inspect": ("emberd.compile.inspect", "describe a checkpoint from its headers"),
+    "plan": ("emberd.compile.plan", "estimate how a model would run on a device"),
     "convert": ("emberd.compile.convert", "turn a checkpoint into ONNX blocks and references"),
     "build": ("emberd.compile.build", "compile a checkpoint or converted model for a target"),
     "profile": ("emberd.compile.profile", "count which experts typical commands choose"),

@@ -54,17 +54,24 @@ def convert(
     exist (or be an empty folder); it appears complete or not at all. `name` defaults to the name of
     the source folder. Raises EmberdError.
     """
-    source, destination = Path(source), Path(destination).absolute()
     checkpoint = Checkpoint.open(source)
+    check_weights(checkpoint.stack(), checkpoint.shards, progress)
+    return convert_structure(checkpoint, destination, name)
+
+
+def convert_structure(
+    checkpoint: Checkpoint, destination: Path | str, name: str | None = None
+) -> ConvertedModel:
+    """`convert` from the headers alone: whether the weights are sound is not looked at."""
+    destination = Path(destination).absolute()
     stack = checkpoint.stack()
-    check_weights(stack, checkpoint.shards, progress)
     _refuse_existing(destination)
     partial = destination.with_name(f".{destination.name}.partial-{os.getpid()}")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir()
         try:
-            model_name = name or source.resolve().name
+            model_name = name or checkpoint.folder.resolve().name
             _write(checkpoint, stack, model_name, partial, destination)
             ConvertedModel.load(partial)
             partial.rename(destination)

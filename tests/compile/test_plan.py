@@ -1,0 +1,174 @@
+"""The plan: sizes are those of the artifact that would be built, from headers alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from activation_maps import random_map
+from checkpoints import MODELS, tensors, write_checkpoint
+from emberd.compile import plan as plan_module
+from emberd.compile.build import build
+from emberd.compile.cli import main
+from emberd.compile.convert import convert
+from emberd.compile.traffic import decode_traffic
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.program import Program, Section
+
+MODEL = MODELS[0]
+BANK = len(MODEL.layers) * MODEL.experts
+RATES = ["--disk", "400MB/s", "--bandwidth", "10GB/s"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "checkpoint", MODEL)
+
+
+def plan(source: Path, capsys: pytest.CaptureFixture[str], *more: str) -> Any:
+    """The JSON of a plan."""
+    assert main(["plan", str(source), *RATES, "--json", *more]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("recipe", ["q4", "q8", "f32"])
+def test_sizes_are_those_of_the_artifact(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], recipe: str
+) -> None:
+    build(checkpoint, tmp_path / "artifact", "host", recipe)
+    artifact = Artifact.open(tmp_path / "artifact")
+    made = plan(checkpoint, capsys, "--memory", "1G", "--recipe", recipe)
+    (choice,) = made["choices"]
+    sizes, sections = choice["sizes"], artifact.program.section_bytes
+    assert sizes["weights_bytes"] == artifact.sizes["weights.bin"]
+    assert sizes["expert_bytes"] * BANK == artifact.sizes["experts.bin"]
+    assert sizes["expert_bytes"] == artifact.model.details["expert_bytes"]
+    assert sizes["scratch_bytes"] == sections["scratch"]
+    assert sizes["state_bytes"] == sections["state"]
+    assert sizes["kv_bytes_per_token"] == sections["kv_per_token"]
+    assert sizes["token_demand_bytes"] == 4 * 2 * sizes["expert_bytes"]
+    traffic = decode_traffic(Program.decode(artifact.program), MODEL.vocab, 0)
+    assert sizes["traffic_bytes"] == round(traffic.total - traffic.by_section[Section.KV])
+    assert choice["verdict"] == "fits whole" and choice["estimate"]["hit_rate"] == 1
+    assert made["best"] == recipe
+
+
+def test_headers_are_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights that no conversion would take are not looked at."""
+    weights = {name: np.full_like(value, np.nan) for name, value in tensors(MODEL).items()}
+    source = write_checkpoint(tmp_path / "checkpoint", MODEL, weights)
+    assert plan(source, capsys, "--memory", "1G")["best"] == "q8"
+
+
+def test_a_converted_model_has_the_plan_of_its_checkpoint(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convert(checkpoint, tmp_path / "converted", name="checkpoint")
+    arguments = ("--memory", "1G", "--recipe", "q4")
+    assert plan(tmp_path / "converted", capsys, *arguments) == plan(checkpoint, capsys, *arguments)
+
+
+def test_verdicts_follow_the_memory(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = plan(checkpoint, capsys, "--memory", "1G", "--recipe", "q4")
+    (choice,) = made["choices"]
+    fixed, expert = choice["estimate"]["fixed_bytes"], choice["sizes"]["expert_bytes"]
+    for slots, verdict in (
+        (BANK, "fits whole"),
+        (BANK - 1, "streams experts"),
+        (8, "streams experts"),
+        (7, "below token_demand"),
+        (1, "does not fit"),
+    ):
+        memory = str(fixed + slots * expert)
+        made = plan(checkpoint, capsys, "--memory", memory, "--recipe", "q4")
+        assert made["choices"][0]["verdict"] == verdict
+        assert made["choices"][0]["estimate"]["slots"] == slots
+        assert made["best"] == (None if slots == 1 else "q4")
+
+
+def test_the_most_faithful_recipe_that_fits_is_best(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = plan(checkpoint, capsys, "--memory", "1G")
+    q8, q4, q4a8 = made["choices"]
+    assert made["best"] == "q8"
+    assert [c["recipe"] for c in (q8, q4, q4a8)] == ["q8", "q4", "q4a8"]
+    between = q4["estimate"]["fixed_bytes"] + BANK * q4["sizes"]["expert_bytes"]
+    made = plan(checkpoint, capsys, "--memory", str(between))
+    assert made["best"] == "q4"
+    assert made["helps"][0]["tokens_per_second"] == max(
+        entry["tokens_per_second"] for entry in made["helps"]
+    )
+
+
+def test_the_text_says_what_to_use_and_what_would_help(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = plan(checkpoint, capsys, "--memory", "1G", "--recipe", "q4")
+    (choice,) = made["choices"]
+    memory = choice["estimate"]["fixed_bytes"] + 16 * choice["sizes"]["expert_bytes"]
+    found = tmp_path / "map"
+    found.write_bytes(random_map(4, 8, 2).to_bytes())
+    arguments = ["plan", str(checkpoint), *RATES, "--memory", str(memory), "--map", str(found)]
+    assert main([*arguments, "--recipe", "q4"]) == 0
+    text = capsys.readouterr().out
+    assert "16 of 32" in text and "use q4: streams experts" in text
+    assert "hits: of the experts that the map has most mass for" in text
+    assert "a disk twice as fast: " in text and "memory for all experts" in text
+
+
+def test_what_cannot_fit_says_how_much_is_needed(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(checkpoint), *RATES, "--memory", "1M"]) == 0
+    assert "does not fit: at least " in capsys.readouterr().out
+
+
+def test_memory_is_measured_where_it_can_be(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Measured:
+        def measure(self, threads: int) -> float:
+            return 12e9 + threads
+
+    monkeypatch.setattr(plan_module, "MemoryRead", Measured)
+    arguments = ["plan", str(checkpoint), "--memory", "1G", "--disk", "1G", "--recipe", "q4"]
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["device"]["bandwidth"] // 10**9 == 12
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert main([*arguments, "--target", "x86-64"]) == 2
+    assert "--bandwidth" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--memory", "much"], "'much' is not a size"),
+        (["--memory", "1G", "--context", "0"], "--context 0: expected 1 to 4096"),
+        (["--memory", "1G", "--context", "4097"], "--context 4097"),
+        (["--memory", "1G", "--sessions", "0"], "--sessions 0"),
+        (["--memory", "1G", "--target", "toaster"], "unknown target 'toaster'"),
+        (["--memory", "1G", "--map", "nowhere"], "nowhere: cannot be read"),
+    ],
+)
+def test_what_it_refuses(
+    checkpoint: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert main(["plan", str(checkpoint), *RATES, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_map_of_another_shape_is_refused(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "map").write_bytes(random_map(3, 8, 2).to_bytes())
+    arguments = ["--memory", "1G", "--map", str(tmp_path / "map")]
+    assert main(["plan", str(checkpoint), *RATES, *arguments]) == 2
+    assert "is of 3 layers of 8 experts, this model has 4 of 8" in capsys.readouterr().err
