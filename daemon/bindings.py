@@ -53,6 +53,12 @@ class ExpertCounters(ctypes.Structure):
     )
 
 
+class ExpertWatch(ctypes.Structure):
+    """ember_expert_watch of ember.h."""
+
+    _fields_ = (("resident", ctypes.c_void_p), ("chosen", ctypes.c_void_p))
+
+
 class Trace(ctypes.Structure):
     """ember_trace of ember.h."""
 
@@ -126,6 +132,7 @@ def _load() -> ctypes.CDLL:
         "ember_model_close": (None, (pointer,)),
         "ember_model_profile": (None, (pointer, pointer)),
         "ember_model_experts": (ExpertLayout, (pointer,)),
+        "ember_model_watch_experts": (None, (pointer, ExpertWatch)),
         "ember_model_set_expert_budget": (ctypes.c_int, (pointer, int64, pointer, *error)),
         "ember_model_least_expert_budget": (int64, (pointer,)),
         "ember_model_prioritise_experts": (None, (pointer, pointer)),

@@ -26,6 +26,7 @@ from emberd.daemon.bindings import (
     Cost,
     ExpertCounters,
     ExpertLayout,
+    ExpertWatch,
     Sampling,
     Trace,
     accepted,
@@ -116,6 +117,10 @@ class Model:
             self._handle = opened(core.ember_model_open, ctypes.byref(description))
             self.experts: ExpertLayout = core.ember_model_experts(self._handle)
             self._counters = (ExpertCounters * self.experts.layers)()
+            count = self.experts.layers * self.experts.experts
+            self._resident, self._chosen = array("B", bytes(count)), array("Q", bytes(8 * count))
+            watch = ExpertWatch(self._resident.buffer_info()[0], self._chosen.buffer_info()[0])
+            core.ember_model_watch_experts(self._handle, watch)
             self.expert_budget: int | None = None
             if expert_budget is not None:
                 self.set_expert_budget(expert_budget)
@@ -196,6 +201,16 @@ class Model:
         """What the experts of each layer have cost since the model was opened, while not all of
         them were mapped; may be called during a step."""
         return [ExpertCounters.from_buffer_copy(counters) for counters in self._counters]
+
+    def resident_experts(self) -> array[int]:
+        """Whether each expert is in memory, uint8 [layers * experts]; all are while they are
+        mapped. May be called during a step."""
+        return self._resident[:]
+
+    def chosen_experts(self) -> array[int]:
+        """How many tokens chose each expert since the model was opened, uint64 [layers * experts];
+        may be called during a step."""
+        return self._chosen[:]
 
     def time_steps(self, costs: ctypes.Array[Cost] | None) -> None:
         """From now on every step adds to the entry of its kernel in `costs` (one for each symbol,

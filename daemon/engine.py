@@ -23,7 +23,7 @@ from emberd.daemon.job import Job
 from emberd.daemon.machine import return_free_memory
 from emberd.daemon.metrics import Metrics
 from emberd.daemon.prefix_cache import Slot
-from emberd.daemon.protocols import ModelLike
+from emberd.daemon.protocols import ModelLike, WatchableExperts
 from emberd.daemon.stream import Stream
 from emberd.daemon.text import Tokenizer
 
@@ -117,6 +117,13 @@ class Engine:
             max_queue=self._max_queue,
             tokens=sum(len(slot.tokens) for slot in self._slots),
         )
+
+    @property
+    def experts(self) -> WatchableExperts | None:
+        """The model's experts, to be watched from any thread; None while it is not loaded, or if
+        it does not tell."""
+        model = self._model
+        return model if isinstance(model, WatchableExperts) else None
 
     @contextmanager
     def awake(self) -> Iterator[None]:

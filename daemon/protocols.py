@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class LogitsView(Protocol):
@@ -78,3 +78,58 @@ class ModelLike(Protocol):
         """Append one token to each of the sessions; a row of logits for each."""
 
     def close(self) -> None: ...
+
+
+class ExpertLayoutLike(Protocol):
+    """How a model's experts lie and are chosen, the same in all layers."""
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def experts(self) -> int: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def expert_bytes(self) -> int: ...
+
+
+class ExpertCountersLike(Protocol):
+    """What the experts of a layer have cost."""
+
+    @property
+    def hits(self) -> int: ...
+
+    @property
+    def misses(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def stall_nanoseconds(self) -> int: ...
+
+
+@runtime_checkable
+class WatchableExperts(Protocol):
+    """A model that tells about its experts; all of it may be asked for during a step."""
+
+    @property
+    def experts(self) -> ExpertLayoutLike: ...
+
+    @property
+    def expert_budget(self) -> int | None: ...
+
+    @property
+    def token_demand(self) -> int: ...
+
+    def expert_counters(self) -> Sequence[ExpertCountersLike]:
+        """Of each layer."""
+
+    def resident_experts(self) -> Sequence[int]:
+        """Whether each expert is in memory, [layers * experts]."""
+
+    def chosen_experts(self) -> Sequence[int]:
+        """How many tokens chose each, [layers * experts]."""

@@ -105,6 +105,16 @@ typedef struct {
     int64_t stall_nanoseconds;
 } ember_expert_counters;
 
+/* What can be seen of experts while steps run, for each [layers * experts]. */
+typedef struct {
+    uint8_t *resident; /* 1: in memory; all are while they are mapped */
+    uint64_t *chosen;  /* tokens that chose it, prompts included */
+} ember_expert_watch;
+
+/* Keeps `watch` up to date from now on; its memory, zero at first, must outlive the model. To be
+ * called before a budget is set. */
+EMBER_API void ember_model_watch_experts(ember_model *model, ember_expert_watch watch);
+
 /* Keeps at most so many bytes of experts in memory, the others in experts.bin; as a model opens,
  * all of them are mapped, and so they are again with a budget that holds them all. Adds to
  * `counters`, one for each layer, which must outlive the model. Results do not depend on it.

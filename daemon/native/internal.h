@@ -201,6 +201,7 @@ typedef struct {
     int64_t bank_experts;
     int32_t *priorities; /* [layers * experts], the higher the longer kept */
     ember_expert_counters *counters; /* [layers] */
+    uint8_t *resident; /* [layers * experts], kept up to date; or NULL */
     int file;
     int threads; /* that read */
 } ember_store_config;
@@ -234,6 +235,7 @@ typedef struct {
     ember_cost *costs;
     const ember_trace *trace;
     ember_store *store; /* NULL while the whole bank is mapped */
+    uint64_t *chosen;   /* as in ember_expert_watch; or NULL */
 } ember_run;
 
 bool ember_program_run(ember_program *program, const ember_step_list *list, const ember_run *run,
@@ -263,6 +265,7 @@ struct ember_model {
     ember_pool *pool;
     ember_cost *costs; /* the caller's; NULL while steps are not timed */
     ember_trace *trace; /* the caller's; NULL while routing is not traced */
+    ember_expert_watch watch; /* the caller's; empty while nothing is watched */
     ember_residency residency;
     int64_t state_bytes;
     int64_t kv_bytes_per_token;

@@ -69,6 +69,18 @@ static void bind_experts(ember_model *model, char *base)
             model->program.tensors[i].dl.data = base + model->program.tensors[i].offset;
 }
 
+static void set_all_resident(ember_model *model, bool resident)
+{
+    if (model->watch.resident)
+        memset(model->watch.resident, resident, (size_t)expert_count(&model->program));
+}
+
+void ember_model_watch_experts(ember_model *model, ember_expert_watch watch)
+{
+    model->watch = watch;
+    set_all_resident(model, true);
+}
+
 static bool map_all(ember_model *model, ember_error error)
 {
     ember_residency *residency = &model->residency;
@@ -83,6 +95,7 @@ static bool map_all(ember_model *model, ember_error error)
     memcpy(tables->base, residency->tables, tables->bytes);
     ember_store_close(residency->store);
     residency->store = NULL;
+    set_all_resident(model, true);
     return true;
 }
 
@@ -96,6 +109,7 @@ static bool open_store(ember_model *model, int32_t slots, ember_expert_counters 
         .bank_experts = residency->bank_bytes / model->program.experts.expert_bytes,
         .priorities = residency->priorities,
         .counters = counters,
+        .resident = model->watch.resident,
         .file = residency->file,
         .threads = residency->threads,
     };
@@ -107,6 +121,7 @@ static bool open_store(ember_model *model, int32_t slots, ember_expert_counters 
         return false;
     }
     residency->store = store;
+    set_all_resident(model, false);
     bind_experts(model, ember_store_memory(store));
     ember_unmap(&model->sections[EMBER_EXPERTS]);
     ember_mapping_keep(&model->sections[EMBER_WEIGHTS]);

@@ -60,15 +60,27 @@ static bool check_experts(const ember_step *step, const ember_acquired *acquired
     return true;
 }
 
+/* The ids are those of experts. */
+static void count_chosen(uint64_t *chosen, const ember_acquired *acquired)
+{
+    const int32_t *ids = acquired->ids->dl.data;
+    int64_t count = element_count(&acquired->ids->dl);
+    for (int64_t i = 0; i < count; i++)
+        chosen[ids[i]]++;
+}
+
 static bool acquire_experts(const ember_program *program, const ember_step *step,
                             const ember_run *run, ember_error error)
 {
     ember_acquired acquired = ember_step_acquired(step);
     if (run->trace)
         note_routing(run->trace, step, &acquired, &program->experts);
-    if (!run->store)
-        return check_experts(step, &acquired, error);
-    return ember_store_acquire(run->store, step->symbol, &acquired, step->in_waves, error);
+    bool ok = run->store ? ember_store_acquire(run->store, step->symbol, &acquired,
+                                               step->in_waves, error)
+                         : check_experts(step, &acquired, error);
+    if (ok && run->chosen)
+        count_chosen(run->chosen + (int64_t)step->symbol * program->experts.experts, &acquired);
+    return ok;
 }
 
 static bool call_kernel(const ember_program *program, const ember_step *step,

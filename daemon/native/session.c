@@ -103,7 +103,14 @@ static ember_status run(ember_model *model, int32_t tokens, const ember_session_
                    body ? second : first, tokens);
         return EMBER_REFUSED;
     }
-    ember_run run = {tokens, sessions, model->costs, model->trace, model->residency.store};
+    ember_run run = {
+        .tokens = tokens,
+        .sessions = sessions,
+        .costs = model->costs,
+        .trace = model->trace,
+        .store = model->residency.store,
+        .chosen = model->watch.chosen,
+    };
     ember_pool_wake(model->pool);
     ember_library_use_pool(model->pool);
     bool ok = ember_program_run(&model->program, body, &run, error) &&

@@ -83,9 +83,16 @@ static int32_t find_victim(const ember_store *store, int32_t priority, uint64_t 
     return found;
 }
 
+static void set_resident(const ember_store *store, int32_t expert, bool resident)
+{
+    if (store->config.resident)
+        store->config.resident[expert] = resident;
+}
+
 static void empty_slot(ember_store *store, int32_t index)
 {
     slot *slot = &store->slots[index];
+    set_resident(store, slot->expert, false);
     store->slot_of[slot->expert] = -1;
     slot->expert = -1;
     store->occupied--;
@@ -178,6 +185,7 @@ static void read_done(void *self, const ember_read *read, int code)
     store->reading--;
     if (code == 0) {
         slot->ready = true;
+        set_resident(store, slot->expert, true);
         counters[slot->expert / store->config.layout.experts].bytes += read->bytes;
         return;
     }

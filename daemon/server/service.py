@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.config import Config
 from emberd.daemon.core import Model
@@ -26,6 +27,7 @@ class Service:
         template: None where the checkpoint has none: no chat then.
         defaults: sampling defaults of the checkpoint's generation_config.json.
         draining: new requests are refused.
+        activation_map: which experts classes of commands choose, if the artifact says so.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Service:
     defaults: dict[str, Any] = field(default_factory=dict)
     draining: bool = False
     created: int = 0
+    activation_map: ActivationMap | None = None
 
 
 def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> Service:
@@ -63,6 +66,7 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
         config=config,
         defaults=sampling_defaults(generation),
         created=int((path / "manifest.json").stat().st_mtime),
+        activation_map=ActivationMap.of(artifact),
     )
 
 

@@ -1,0 +1,99 @@
+"""GET /v1/experts: which experts are in memory, which ones tokens choose, and what they cost.
+
+    {"object": "experts", "model": NAME, "loaded": true,
+     "layers": L, "experts": E, "experts_per_token": K, "expert_bytes": n,
+     "token_demand_bytes": n,      what one token needs
+     "budget_bytes": n | null,     null: all experts are mapped
+     "resident": n,                experts in memory
+     "hit_rate": x | null,         of what steps asked the budgeted memory for; null: nothing yet
+     "classes": [{"name", "prior"}],          of the activation map; empty without one
+     "by_layer": [{"layer": i, "resident": [expert, ...],
+                   "chosen": [n, ...],        by expert: tokens that chose it since loading
+                   "hits", "misses", "read_bytes", "stall_seconds",
+                   "expected": [x, ...]}]}    by expert: share of the choices, by the map
+
+`?class=NAME` gives what is expected of that class, else it is of all classes by their priors;
+without a map there is no "expected". While the model is unloaded "loaded" is false, and only the
+name and the classes are there; so with a model that does not tell about its experts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+from emberd.daemon.activation_map import ActivationMap
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.protocols import WatchableExperts
+from emberd.daemon.server.api_error import ApiError
+from emberd.daemon.server.keys import SERVING
+
+_DIGITS = 5  # of shares: a map's counts hold no more
+
+routes = web.RouteTableDef()
+
+
+@routes.get("/v1/experts")
+async def experts(request: web.Request) -> web.Response:
+    service = request.app[SERVING].service
+    found = service.activation_map
+    index = _class(request.query.get("class"), found)
+    watched = service.engine.experts
+    classes = () if found is None else zip(found.classes, found.priors, strict=True)
+    body: dict[str, Any] = {
+        "object": "experts",
+        "model": service.name,
+        "loaded": watched is not None,
+        "classes": [
+            {"name": entry.name, "prior": round(prior, _DIGITS)} for entry, prior in classes
+        ],
+    }
+    if watched is not None:
+        body |= _report(watched, found, index)
+    return web.json_response(body)
+
+
+def _class(name: str | None, found: ActivationMap | None) -> int | None:
+    """The index of the class asked for. Raises ApiError for one that the map has not."""
+    if name is None:
+        return None
+    if found is None:
+        raise ApiError(400, "this model has no activation map, so no classes", param="class")
+    try:
+        return found.index(name)
+    except EmberdError as error:
+        raise ApiError(400, str(error), param="class") from None
+
+
+def _report(
+    watched: WatchableExperts, found: ActivationMap | None, index: int | None
+) -> dict[str, Any]:
+    layout, counters = watched.experts, watched.expert_counters()
+    resident, chosen = watched.resident_experts(), watched.chosen_experts()
+    hits, misses = sum(c.hits for c in counters), sum(c.misses for c in counters)
+    by_layer = []
+    for layer, cost in enumerate(counters):
+        row = slice(layer * layout.experts, (layer + 1) * layout.experts)
+        entry: dict[str, Any] = {
+            "layer": layer,
+            "resident": [expert for expert, there in enumerate(resident[row]) if there],
+            "chosen": list(chosen[row]),
+            "hits": cost.hits,
+            "misses": cost.misses,
+            "read_bytes": cost.bytes,
+            "stall_seconds": cost.stall_nanoseconds / 1e9,
+        }
+        if found is not None:
+            entry["expected"] = [round(share, _DIGITS) for share in found.mass(layer, index)]
+        by_layer.append(entry)
+    return {
+        "layers": layout.layers,
+        "experts": layout.experts,
+        "experts_per_token": layout.top_k,
+        "expert_bytes": layout.expert_bytes,
+        "token_demand_bytes": watched.token_demand,
+        "budget_bytes": watched.expert_budget,
+        "resident": sum(resident),
+        "hit_rate": hits / (hits + misses) if hits + misses else None,
+        "by_layer": by_layer,
+    }

@@ -1,0 +1,124 @@
+"""GET /v1/experts, on a model that tells about its experts and on one that does not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emberd.daemon.activation_map import MAP_FILE, ActivationMap
+from emberd.daemon.config import Config
+from emberd.daemon.core import Model
+from emberd.daemon.server.service import load_service
+
+MAP = Path(__file__).parents[3] / "firmware_assets" / "demo" / MAP_FILE
+CLASSES = ["climate", "diagnosis", "media", "navigation"]
+
+
+def with_map(artifact: Path, folder: Path, data: bytes) -> Path:
+    """A copy of the artifact, as if it had been built with this for a map."""
+    copy = Path(shutil.copytree(artifact, folder / "artifact"))
+    (copy / MAP_FILE).write_bytes(data)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    digest = hashlib.blake2b(data, digest_size=32).hexdigest()
+    manifest["files"][MAP_FILE] = {"bytes": len(data), "blake2b": digest}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    return copy
+
+
+async def experts(daemon: Any, query: str = "", status: int = 200) -> Any:
+    async with daemon.http.get(f"{daemon.url}/v1/experts{query}") as response:
+        assert response.status == status, await response.text()
+        return await response.json()
+
+
+async def serve(run: Any, artifact: Path) -> Any:
+    return await run(load_service(artifact, Config(threads=1)), None)
+
+
+async def test_a_model_that_does_not_tell(start: Any) -> None:
+    daemon = await start("fine")
+    assert await experts(daemon) == {
+        "object": "experts",
+        "model": "tiny",
+        "loaded": False,
+        "classes": [],
+    }
+    error = await experts(daemon, "?class=media", 400)
+    assert "no activation map" in error["error"]["message"]
+
+
+async def test_mapped_experts_are_all_there_and_choices_are_counted(
+    run: Any, demo_artifact: Path
+) -> None:
+    daemon = await serve(run, demo_artifact)
+    before = await experts(daemon)
+    assert before["loaded"] and before["budget_bytes"] is None and before["hit_rate"] is None
+    assert (before["layers"], before["experts"], before["experts_per_token"]) == (4, 16, 2)
+    assert before["token_demand_bytes"] == 8 * before["expert_bytes"]
+    assert before["resident"] == 64 and before["classes"] == []
+    usage = (await daemon.chat("set the driver side to 21 degrees", max_tokens=5))["usage"]
+    after = await experts(daemon)
+    read = usage["prompt_tokens"] + usage["completion_tokens"] - 1
+    for layer, entry in enumerate(after["by_layer"]):
+        assert entry["layer"] == layer and entry["resident"] == list(range(16))
+        assert sum(entry["chosen"]) == 2 * read
+        assert (entry["hits"], entry["misses"], "expected" in entry) == (0, 0, False)
+
+
+async def test_a_budget_shows_in_residents_and_counters(run: Any, demo_artifact: Path) -> None:
+    daemon = await serve(run, demo_artifact)
+    model = daemon.service.engine.experts
+    assert isinstance(model, Model)
+    model.set_expert_budget(20 * model.experts.expert_bytes)
+    await daemon.chat("set the driver side to 21 degrees", max_tokens=9)
+    report = await experts(daemon)
+    layers = report["by_layer"]
+    assert report["budget_bytes"] == 20 * report["expert_bytes"]
+    assert report["resident"] == sum(len(entry["resident"]) for entry in layers) == 20
+    hits, misses = (sum(entry[name] for entry in layers) for name in ("hits", "misses"))
+    assert report["hit_rate"] == hits / (hits + misses)
+    assert sum(entry["read_bytes"] for entry in layers) == misses * report["expert_bytes"]
+
+
+async def test_a_map_says_what_is_expected(run: Any, demo_artifact: Path, tmp_path: Path) -> None:
+    daemon = await serve(run, with_map(demo_artifact, tmp_path, MAP.read_bytes()))
+    found = ActivationMap.read(MAP)
+    report = await experts(daemon)
+    assert report["classes"] == [{"name": name, "prior": 0.25} for name in CLASSES]
+    of_media = await experts(daemon, "?class=media")
+    for layer in range(4):
+        expected = report["by_layer"][layer]["expected"]
+        assert expected == pytest.approx(found.mass(layer), abs=1e-5)
+        expected = of_media["by_layer"][layer]["expected"]
+        assert expected == pytest.approx(found.mass(layer, 2), abs=1e-5)
+    error = await experts(daemon, "?class=games", 400)
+    assert "has climate, diagnosis" in error["error"]["message"]
+
+
+async def test_a_map_of_another_model_is_said_and_left_out(
+    run: Any, demo_artifact: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case R4."""
+    foreign = replace(ActivationMap.read(MAP), model="cd" * 32).to_bytes()
+    daemon = await serve(run, with_map(demo_artifact, tmp_path, foreign))
+    assert "going on without a map: the activation map was made for another model" in caplog.text
+    assert (await experts(daemon))["classes"] == []
+    await daemon.chat("set the driver side to 21 degrees", max_tokens=3)
+
+
+async def test_while_unloaded_there_is_nothing_to_tell(run: Any, demo_artifact: Path) -> None:
+    config = Config(threads=1, keep_alive=0.01)
+    daemon = await run(load_service(demo_artifact, config), None)
+    await daemon.until(lambda load: not load.loaded)
+    report = await experts(daemon)
+    assert not report["loaded"] and "by_layer" not in report
+
+
+async def test_it_needs_the_key(run: Any, demo_artifact: Path) -> None:
+    daemon = await run(load_service(demo_artifact, Config(threads=1, api_key="secret")), None)
+    await experts(daemon, status=401)
