@@ -19,6 +19,7 @@ setup(
                 "daemon/native/sampling.c",
                 "daemon/native/session.c",
                 "daemon/native/store.c",
+                "daemon/native/vocabulary.c",
             ],
             depends=[
                 "daemon/native/ember.h",

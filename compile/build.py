@@ -16,6 +16,7 @@ from emberd.compile.package import write_artifact
 from emberd.compile.pipeline import OPTIONAL_PASSES, check_optional, compile_blocks
 from emberd.compile.quantize.formats import FORMATS
 from emberd.compile.quantize.recipes import RECIPES, Recipe
+from emberd.compile.texts import text_files
 from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.artifact import check_replaceable
 from emberd.daemon.errors import EmberdError
@@ -58,6 +59,7 @@ def build(
             raise EmberdError(f"{source} is a converted model and keeps its name: leave out --name")
         model = ConvertedModel.load(folder)
         _check_formats(model, RECIPES[recipe])
+        texts = text_files(model.folder)
         found_map = None if activation_map is None else _read_map(activation_map, model)
         with tqdm(desc="build", unit=" steps", disable=not sys.stderr.isatty()) as bar:
 
@@ -81,6 +83,7 @@ def build(
                 found.name,
                 isas,
                 compiled,
+                texts,
                 progress,
                 found_map,
             )

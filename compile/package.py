@@ -25,12 +25,6 @@ from emberd.daemon.artifact import EXPERTS, WEIGHTS, ArtifactWriter, HashingFile
 from emberd.daemon.errors import EmberdError
 
 _ROWS_AT_ONCE = 4096  # of a matrix while it is packed: bounds memory
-TEXT_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-    "chat_template.jinja",
-)
 
 
 def write_artifact(
@@ -40,12 +34,14 @@ def write_artifact(
     target: str,
     isas: list[Isa],
     compiled: CompiledBlocks,
+    texts: Mapping[str, bytes],
     progress: Callable[[str], None] = lambda _label: None,
     activation_map: ActivationMap | None = None,
 ) -> None:
     """Write the artifact of `model` at `destination`, complete or not at all.
 
-    `activation_map` decides the order of experts.bin, and goes into the artifact.
+    `texts` are its text files by name; `activation_map` decides the order of experts.bin, and goes
+    into the artifact.
 
     Raises EmberdError when a weight cannot be packed or a file cannot be written, and when the
     map turns out to be of another model.
@@ -77,9 +73,8 @@ def write_artifact(
         if activation_map is not None:
             activation_map.check_model(identity)
             writer.write_file(MAP_FILE, activation_map.to_bytes())
-        for name in TEXT_FILES:
-            if (model.folder / name).is_file():
-                writer.write_file(name, (model.folder / name).read_bytes())
+        for name, data in texts.items():
+            writer.write_file(name, data)
 
 
 def _details(model: ConvertedModel, layout: Layout) -> dict[str, Any]:

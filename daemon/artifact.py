@@ -5,7 +5,8 @@
     kernels-<isa>.so       compiled kernels, one file per ISA level, listed best first
     weights.bin            everything but experts, page-aligned, mapped
     experts.bin            the experts, one 4096-aligned blob each, mapped
-    tokenizer.json ...     the text files of the checkpoint, unchanged
+    vocabulary.msgpack     the tokenizer, compiled (daemon/vocabulary.py)
+    chat_template.jinja ...  the text files of the checkpoint, unchanged
     expert_activation_map.bin   if it was built with one (daemon/activation_map.py)
 
 Small files are read whole, checked against the manifest, and it is those very bytes that are used.
@@ -118,7 +119,7 @@ class Artifact:
         return name in self._files
 
     def read(self, name: str) -> bytes:
-        """The checked bytes of a small file (tokenizer.json, chat_template.jinja, ...)."""
+        """The checked bytes of a small file (vocabulary.msgpack, chat_template.jinja, ...)."""
         if name not in self._small:
             raise EmberdError(f"{self.path} has no {name}")
         return self._small[name]

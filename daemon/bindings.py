@@ -117,6 +117,18 @@ class Config(ctypes.Structure):
     )
 
 
+class Merges(ctypes.Structure):
+    """ember_vocabulary of ember.h."""
+
+    _fields_ = (
+        ("byte_ids", ctypes.c_char_p),
+        ("first", ctypes.c_char_p),
+        ("merges", ctypes.c_char_p),
+        ("tokens", ctypes.c_int32),
+        ("merge_count", ctypes.c_int32),
+    )
+
+
 def _load() -> ctypes.CDLL:
     """Loads the core; globally, because kernel libraries find the error function in it."""
     folder = Path(__file__).with_name("native")
@@ -147,6 +159,11 @@ def _load() -> ctypes.CDLL:
         "ember_model_step": (
             ctypes.c_int,
             (pointer, pointer, pointer, pointer, int32, *error),
+        ),
+        "ember_vocabulary_check": (ctypes.c_bool, (ctypes.POINTER(Merges),)),
+        "ember_vocabulary_encode": (
+            int64,
+            (ctypes.POINTER(Merges), ctypes.c_char_p, pointer, int64, pointer),
         ),
         "ember_top_k": (int64, (pointer, int64, int64, pointer, pointer)),
         "ember_log_sum_exp": (ctypes.c_double, (pointer, int64)),

@@ -8,40 +8,53 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.template import ChatTemplate
 from emberd.daemon.text import THINK_CLOSE, THINK_OPEN, Tokenizer, special_tokens
+from emberd.daemon.vocabulary import VOCABULARY, Vocabulary
 
 _THINKING = frozenset({THINK_OPEN, THINK_CLOSE})
 
 
+class TextFiles(Protocol):
+    """The text files of an artifact, or of what will be one."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name."""
+
+    def read(self, name: str) -> bytes:
+        """Its bytes."""
+
+
 def load_tokenizer(artifact: Artifact) -> Tokenizer:
     """Raises EmberdError where the artifact has none that can be used."""
-    return Tokenizer(_text(artifact, "tokenizer.json"))
+    if not artifact.has(VOCABULARY):
+        raise EmberdError(f"{artifact.path} has no {VOCABULARY}: its model had no tokenizer.json")
+    return Tokenizer(Vocabulary.from_bytes(artifact.read(VOCABULARY)))
 
 
-def load_template(artifact: Artifact) -> ChatTemplate | None:
+def load_template(files: TextFiles) -> ChatTemplate | None:
     """chat_template.jinja, else the (default) chat_template of tokenizer_config.json, else None.
 
     Raises EmberdError where there is one that cannot be used.
     """
-    tokenizer_config = read_json(artifact, "tokenizer_config.json")
-    source = _template_source(artifact, tokenizer_config)
+    tokenizer_config = read_json(files, "tokenizer_config.json")
+    source = _template_source(files, tokenizer_config)
     return None if source is None else ChatTemplate(source, special_tokens(tokenizer_config))
 
 
-def read_json(artifact: Artifact, name: str) -> dict[str, Any]:
-    """The object in one of the artifact's files, empty where there is no such file.
+def read_json(files: TextFiles, name: str) -> dict[str, Any]:
+    """The object in one of the files, empty where there is no such file.
 
     Raises EmberdError when the file holds anything else.
     """
-    if not artifact.has(name):
+    if not files.has(name):
         return {}
     try:
-        data = json.loads(_text(artifact, name))
+        data = json.loads(_text(files, name))
     except ValueError as error:
         raise EmberdError(f"{name}: not JSON: {error}") from None
     if not isinstance(data, dict):
@@ -90,16 +103,16 @@ def _mark_message(tokenizer: Tokenizer, message: Mapping[str, Any]) -> dict[str,
     }
 
 
-def _text(artifact: Artifact, name: str) -> str:
+def _text(files: TextFiles, name: str) -> str:
     try:
-        return artifact.read(name).decode()
+        return files.read(name).decode()
     except UnicodeDecodeError as error:
         raise EmberdError(f"{name}: not UTF-8: {error}") from None
 
 
-def _template_source(artifact: Artifact, tokenizer_config: Mapping[str, Any]) -> str | None:
-    if artifact.has("chat_template.jinja"):
-        return _text(artifact, "chat_template.jinja")
+def _template_source(files: TextFiles, tokenizer_config: Mapping[str, Any]) -> str | None:
+    if files.has("chat_template.jinja"):
+        return _text(files, "chat_template.jinja")
     source = tokenizer_config.get("chat_template")
     if isinstance(source, list):
         named = {item.get("name"): item.get("template") for item in source}

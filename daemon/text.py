@@ -1,21 +1,19 @@
 """Text to token ids and back.
 
-Byte-level BPE through the `tokenizers` library, with the added (control) tokens taken out of it:
-plain text can never become a control token, whatever it spells. The chat template's own control
-tokens are found by this module, in text where those that came from a message carry a mark.
+Byte-level BPE, with the added (control) tokens kept apart from it: plain text can never become a
+control token, whatever it spells. The chat template's own control tokens are found by this module,
+in text where those that came from a message carry a mark.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from emberd.daemon.errors import EmberdError
-from tokenizers import Tokenizer as BpeTokenizer
+from emberd.daemon.vocabulary import Vocabulary
 
 # A lone surrogate cannot occur in valid Unicode text, so no message can hold the mark itself.
 MARK = "\udc00"
@@ -26,18 +24,10 @@ THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
 
 
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's byte alphabet: printable bytes stand for themselves, the others for U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return table | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
 class _RecentTexts:
     """Encodes texts, remembering recent ones: a conversation comes again with every turn."""
 
-    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+    def __init__(self, encode: Callable[[str], array[int]]) -> None:
         self._encode = encode
         self._known: dict[str, array[int]] = {}  # least recently used first
         self._characters = 0
@@ -49,7 +39,7 @@ class _RecentTexts:
             if ids is not None:
                 self._known[text] = ids
                 return ids
-        ids = array("i", self._encode(text))
+        ids = self._encode(text)
         with self._lock:
             if text not in self._known:
                 self._known[text] = ids
@@ -62,58 +52,27 @@ class _RecentTexts:
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer.json.
+    """A vocabulary, and control tokens in the texts that may have them.
 
     Attributes:
         added: text of each added token -> id.
         special: ids of the added tokens that never show in text.
     """
 
-    def __init__(self, tokenizer_json: str) -> None:
-        """Raises EmberdError where the file is not a byte-level BPE tokenizer."""
-        try:
-            data = json.loads(tokenizer_json)
-            added = data["added_tokens"] or []
-            model = data["model"]
-            self.added: dict[str, int] = {token["content"]: token["id"] for token in added}
-            self.special = frozenset(token["id"] for token in added if token["special"])
-            vocabulary: dict[str, int] = model["vocab"]
-            kinds = model["type"], (data["decoder"] or {}).get("type")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EmberdError(f"tokenizer.json: not a tokenizer file ({error!r})") from error
-        if kinds != ("BPE", "ByteLevel"):
-            raise EmberdError(
-                f"tokenizer.json: model {kinds[0]} with decoder {kinds[1]}; "
-                "only byte-level BPE is supported"
-            )
-        for token in added:
-            if len(token["content"]) < 2 or any(
-                token.get(flag) for flag in ("single_word", "lstrip", "rstrip", "normalized")
-            ):
-                raise EmberdError(
-                    f"tokenizer.json: added token {token['content']!r}: single characters and the "
-                    "flags single_word, lstrip, rstrip and normalized are not supported"
-                )
-        added_ids = set(self.added.values())
-        data["added_tokens"] = []
-        model["vocab"] = {text: id for text, id in vocabulary.items() if id not in added_ids}
-        try:
-            self._bpe = BpeTokenizer.from_str(json.dumps(data, ensure_ascii=False))
-        except Exception as error:  # the library raises plain Exception
-            raise EmberdError(f"tokenizer.json: {error}") from error
-        self._pieces: dict[int, str] = {id: text for text, id in model["vocab"].items()}
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.added = {token.text: token.id for token in vocabulary.added}
+        self.special = frozenset(token.id for token in vocabulary.added if token.special)
         self._added_text = {id: text for text, id in self.added.items()}
-        self._byte_of = _byte_of_character()
         longest_first = sorted(self.added, key=len, reverse=True)
-        self._recent = _RecentTexts(self.encode)
+        self._recent = _RecentTexts(vocabulary.encode)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self.think_open = self.added.get(THINK_OPEN)
         self.think_close = self.added.get(THINK_CLOSE)
 
     def encode(self, text: str) -> list[int]:
         """Plain text: no control tokens, even where it spells one."""
-        ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
-        return ids
+        return list(self._vocabulary.encode(text))
 
     def encode_with_control(self, text: str) -> list[int]:
         """Text of a template or a raw prompt: control tokens count, save those marked."""
@@ -149,7 +108,7 @@ class Tokenizer:
         """A token's bytes, special tokens spelled out; nothing for unused ids."""
         if token in self._added_text:
             return self._added_text[token].encode()
-        return bytes(self._byte_of[character] for character in self._pieces.get(token, ""))
+        return self._vocabulary.piece(token)
 
 
 def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -6,6 +6,7 @@
 #ifndef EMBER_H
 #define EMBER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -201,5 +202,28 @@ typedef struct {
  * finite, EMBER_FAILED without memory. */
 EMBER_API ember_status ember_draw(const float *row, int64_t n, const ember_sampling *sampling,
                                   int32_t *token);
+
+/* A merge of byte-pair encoding, of a left token that is known where it is found. */
+typedef struct {
+    int32_t right; /* token */
+    int32_t rank;  /* less comes first */
+    int32_t id;    /* token that the two make */
+} ember_merge;
+
+typedef struct {
+    const int32_t *byte_ids;   /* 256: the token of each byte, negative where there is none */
+    const int32_t *first;      /* tokens + 1: where the merges of each left token begin */
+    const ember_merge *merges; /* of a left token by ascending right token */
+    int32_t tokens;
+    int32_t merge_count;
+} ember_vocabulary;
+
+/* Whether every value lies where it may: only then can the vocabulary be used. */
+EMBER_API bool ember_vocabulary_check(const ember_vocabulary *vocabulary);
+
+/* Encodes `words` words, each on its own, of which word i ends at bytes[ends[i]]. `ids` has a place
+ * for each byte. Returns how many tokens there are, or -1 for want of memory. */
+EMBER_API int64_t ember_vocabulary_encode(const ember_vocabulary *vocabulary, const uint8_t *bytes,
+                                          const int64_t *ends, int64_t words, int32_t *ids);
 
 #endif

@@ -26,6 +26,7 @@ from emberd.compile.converted import ConvertedModel
 from emberd.compile.oracle import Oracle
 from emberd.compile.quantize.recipes import RECIPES
 from emberd.compile.run import core_logits
+from emberd.compile.tokenizer import compile_tokenizer
 from emberd.compile.verify import compare, dequantised
 from emberd.daemon.template import ChatTemplate
 from emberd.daemon.text import Tokenizer
@@ -84,7 +85,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> ConvertedModel:
 def held_out() -> list[list[int]]:
     """Dialogues that the embedded model has not seen, one of every ten, as tokens."""
     read = (DEMO / "model" / "tokenizer.json").read_text(encoding="utf-8")
-    tokenizer = Tokenizer(read)
+    tokenizer = Tokenizer(compile_tokenizer(read))
     template = ChatTemplate((DEMO / "chat_template.jinja").read_text(encoding="utf-8"), {})
     lines = (DEMO / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[::10]
     texts = [template.render(json.loads(line)["messages"], True, {}) for line in lines]

@@ -40,7 +40,7 @@ def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-SMALL = ("program.msgpack", "tokenizer.json", "chat_template.jinja", "generation_config.json")
+SMALL = ("program.msgpack", "vocabulary.msgpack", "chat_template.jinja", "generation_config.json")
 LARGE = ("weights.bin", "experts.bin")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jinja2
 import pytest
+from emberd.compile.tokenizer import compile_tokenizer
 from emberd.daemon import template as template_module
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.template import ChatTemplate, TemplateRefusal
@@ -25,7 +26,7 @@ def demo() -> tuple[Tokenizer, ChatTemplate, Any]:
 
     config = json.loads((DEMO / "tokenizer_config.json").read_text(encoding="utf-8"))
     source = (DEMO / "chat_template.jinja").read_text(encoding="utf-8")
-    tokenizer = Tokenizer((DEMO / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer = Tokenizer(compile_tokenizer((DEMO / "tokenizer.json").read_text(encoding="utf-8")))
     reference = AutoTokenizer.from_pretrained(DEMO)
     return tokenizer, ChatTemplate(source, special_tokens(config)), reference
 

@@ -103,6 +103,36 @@ static void test_maps(void)
     }
 }
 
+/* ---- vocabulary: merges in the order of their ranks, from the left */
+static void test_vocabulary(void)
+{
+    enum { A = 1, B, AB, ABAB, TOKENS };
+    int32_t byte_ids[256];
+    for (int i = 0; i < 256; i++)
+        byte_ids[i] = i == 'a' ? A : i == 'b' ? B : -1;
+    int32_t first[TOKENS + 1] = {0, 0, 1, 1, 2, 2};
+    ember_merge merges[] = {{B, 7, AB}, {AB, 9, ABAB}};
+    ember_vocabulary vocabulary = {byte_ids, first, merges, TOKENS, 2};
+    CHECK(ember_vocabulary_check(&vocabulary));
+    const uint8_t text[] = "ababxab" "" "bab";
+    const int64_t ends[] = {7, 7, 10};
+    const int32_t expected[] = {ABAB, AB, B, AB};
+    int32_t ids[10];
+    CHECK(ember_vocabulary_encode(&vocabulary, text, ends, 3, ids) == 4);
+    CHECK(memcmp(ids, expected, sizeof expected) == 0);
+    CHECK(ember_vocabulary_encode(&vocabulary, text, ends, 0, ids) == 0);
+    for (int n = 0; n < 2; n++) {
+        allowed = n;
+        CHECK(ember_vocabulary_encode(&vocabulary, text, ends, 3, ids) == -1);
+        allowed = -1;
+    }
+    merges[1].id = TOKENS;
+    CHECK(!ember_vocabulary_check(&vocabulary));
+    merges[1].id = ABAB;
+    first[2] = 3;
+    CHECK(!ember_vocabulary_check(&vocabulary));
+}
+
 /* ---- pool: every task runs exactly once, whatever the pace */
 typedef struct {
     _Atomic int runs[64];
@@ -437,6 +467,7 @@ int main(int count, char **arguments)
 {
     CHECK(count == 2);
     test_maps();
+    test_vocabulary();
     for (int threads = 1; threads <= 4; threads++)
         test_pool(threads);
     test_sampling();

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
+from emberd.compile.tokenizer import compile_tokenizer
 from emberd.daemon.config import Config
 from emberd.daemon.engine import Engine, Load
 from emberd.daemon.server.app import make_app
@@ -39,7 +40,7 @@ fake = _fake_model()
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    return Tokenizer(fake.tokenizer_json())
+    return Tokenizer(compile_tokenizer(fake.tokenizer_json()))
 
 
 @dataclass

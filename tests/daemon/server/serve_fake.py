@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import Future
 from pathlib import Path
 
+from emberd.compile.tokenizer import compile_tokenizer
 from emberd.daemon.config import Config
 from emberd.daemon.engine import Engine
 from emberd.daemon.server.run import serve
@@ -20,7 +21,7 @@ import fake_model
 
 
 def main(delay: float, drain_seconds: float) -> None:
-    tokenizer = Tokenizer(fake_model.tokenizer_json())
+    tokenizer = Tokenizer(compile_tokenizer(fake_model.tokenizer_json()))
     model = fake_model.FakeModel(vocab_size=max(tokenizer.added.values()) + 1, delay=delay)
     service = Service(
         name="tiny",

@@ -135,8 +135,8 @@ def test_defaults_that_no_request_may_have(setting: dict[str, Any]) -> None:
         ("generation_config.json", b"\xff", "not UTF-8"),
         ("chat_template.jinja", b"{% for %}", "chat template: "),
         ("chat_template.jinja", b"\xff", "not UTF-8"),
-        ("tokenizer.json", b"{}", "not a tokenizer file"),
-        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("vocabulary.msgpack", b"{}", "vocabulary.msgpack is not readable"),
+        ("vocabulary.msgpack", None, "its model had no tokenizer.json"),
     ],
 )
 def test_files_that_make_no_sense(

@@ -1,0 +1,167 @@
+"""The vocabulary of an artifact (vocabulary.msgpack): a checkpoint's tokenizer.json, compiled.
+
+Reading a large tokenizer.json takes most of a second and 100 MB. Here its tables are used as they
+lie in the file: pieces to look up, and merges that the core searches (native/vocabulary.c).
+"""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import msgpack
+from emberd.daemon.bindings import Merges, core
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.record import INT32_MAX, Record
+from tokenizers import Tokenizer as Pipeline
+
+VOCABULARY = "vocabulary.msgpack"
+VERSION = 1
+MERGE = struct.Struct("<3i")  # right, rank, id: ember_merge of ember.h
+
+
+def _alphabet() -> str:
+    """GPT-2's byte alphabet: printable bytes stand for themselves, the others for U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))
+
+
+ALPHABET = _alphabet()
+_BYTES = codecs.charmap_build(ALPHABET)
+
+
+def spelled_bytes(text: str) -> bytes:
+    """What characters of the alphabet stand for. Raises UnicodeEncodeError for others."""
+    data, _ = codecs.charmap_encode(text, "strict", _BYTES)
+    return data
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token outside of byte-pair encoding; `special`: it never shows in text."""
+
+    text: str
+    id: int
+    special: bool
+
+
+class Vocabulary:
+    """Tokens as bytes, and byte-pair encoding of words.
+
+    Attributes:
+        added: the added tokens.
+    """
+
+    def __init__(
+        self,
+        added: Sequence[AddedToken],
+        pipeline: str,
+        pieces: bytes,
+        piece_ends: bytes,
+        byte_ids: bytes,
+        first: bytes,
+        merges: bytes,
+    ) -> None:
+        """Raises EmberdError for tables that do not hold together.
+
+        Args:
+            pipeline: a tokenizer.json without a vocabulary: normalizer and pre-tokenizer.
+            pieces, piece_ends: bytes of all tokens, and int32 where each one's end.
+            byte_ids, first, merges: as in ember_vocabulary of ember.h.
+        """
+        self.added = tuple(added)
+        self._tables = {
+            "pipeline": pipeline,
+            "pieces": pieces,
+            "piece_ends": piece_ends,
+            "byte_ids": byte_ids,
+            "first": first,
+            "merges": merges,
+        }
+        self._pieces = pieces
+        self._ends = memoryview(piece_ends).cast("i")
+        tokens = len(self._ends)
+        self._merges = Merges(byte_ids, first, merges, tokens, len(merges) // MERGE.size)
+        if (
+            len(byte_ids) != 256 * 4
+            or len(first) != (tokens + 1) * 4
+            or not core.ember_vocabulary_check(ctypes.byref(self._merges))
+        ):
+            raise EmberdError(f"{VOCABULARY}: its tables do not hold together")
+        try:
+            loaded = Pipeline.from_str(pipeline)
+        except Exception as error:  # the library raises plain Exception
+            raise EmberdError(f"{VOCABULARY}: {error}") from error
+        self._normalizer = loaded.normalizer
+        self._splitter = loaded.pre_tokenizer
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Vocabulary:
+        """Reads vocabulary.msgpack; EmberdError says what is not as it must be."""
+        try:
+            top = msgpack.unpackb(data)
+        except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+            raise EmberdError(f"{VOCABULARY} is not readable: {error}") from error
+        record = Record(top, VOCABULARY)
+        if (version := top.get("version")) != VERSION:
+            raise EmberdError(
+                f"{VOCABULARY}: version {version!r:.80}, this emberd reads {VERSION}: "
+                "rebuild the artifact with a matching emberc"
+            )
+        return cls(
+            added=[
+                AddedToken(
+                    token.string("text"),
+                    token.integer("id", 0, INT32_MAX),
+                    bool(token.integer("special", 0, 1)),
+                )
+                for token in record.records("added")
+            ],
+            pipeline=record.string("pipeline"),
+            pieces=record.packed("pieces", 1),
+            piece_ends=record.packed("piece_ends", 4),
+            byte_ids=record.packed("byte_ids", 4),
+            first=record.packed("first", 4),
+            merges=record.packed("merges", MERGE.size),
+        )
+
+    def to_bytes(self) -> bytes:
+        """vocabulary.msgpack; equal vocabularies give equal bytes."""
+        added = [
+            {"text": token.text, "id": token.id, "special": int(token.special)}
+            for token in self.added
+        ]
+        packed: bytes = msgpack.packb({"version": VERSION, "added": added, **self._tables})
+        return packed
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token that is not an added one; nothing for unused ids."""
+        if not 0 <= token < len(self._ends):
+            return b""
+        return self._pieces[self._ends[token - 1] if token else 0 : self._ends[token]]
+
+    def encode(self, text: str) -> array[int]:
+        """The tokens of a text, none of them added ones."""
+        if self._normalizer is not None:
+            text = self._normalizer.normalize_str(text)
+        words = [word for word, _ in self._splitter.pre_tokenize_str(text)]
+        ends = array("q", accumulate(map(len, words)))
+        data = spelled_bytes("".join(words))
+        ids = array("i", bytes(4 * len(data)))
+        count = core.ember_vocabulary_encode(
+            ctypes.byref(self._merges),
+            data,
+            ends.buffer_info()[0],
+            len(ends),
+            ids.buffer_info()[0],
+        )
+        if count < 0:
+            raise EmberdError(f"no memory to tokenise {len(data)} bytes")
+        del ids[count:]
+        return ids
