@@ -1,0 +1,19 @@
+"""The predictors that can be made of what is given."""
+
+from __future__ import annotations
+
+from emberd.compile.predict.map_ranking import MapRanking
+from emberd.compile.predict.map_transitions import LayerTransitions, TokenTransitions
+from emberd.compile.predict.predictor import Predictor
+from emberd.compile.predict.previous_token import PreviousToken
+from emberd.compile.predict.window import Window
+from emberd.compile.residency.trace import TraceHeader
+from emberd.daemon.activation_map import ActivationMap
+
+
+def available(header: TraceHeader, found: ActivationMap | None) -> dict[str, Predictor]:
+    """By name, for traces with this header; those that need an activation map only with one."""
+    predictors: list[Predictor] = [PreviousToken(header), Window(header)]
+    if found is not None:
+        predictors += [MapRanking(found), TokenTransitions(found), LayerTransitions(found)]
+    return {predictor.name: predictor for predictor in predictors}
