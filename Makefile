@@ -22,6 +22,7 @@ $(INSTALLED): pyproject.toml setup.py $(wildcard daemon/native/*.c daemon/native
 	touch $@
 
 build/demo/manifest.json: $(INSTALLED) $(wildcard firmware_assets/demo/model/*) \
+		firmware_assets/demo/expert_activation_map.bin \
 		$(wildcard compile/*.py compile/*/*.py)
 	$(BIN)/emberc build firmware_assets/demo/model -o build/demo --name demo --target host --recipe q4 \
 		--map firmware_assets/demo/expert_activation_map.bin
