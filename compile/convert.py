@@ -86,12 +86,12 @@ def convert_structure(
 def check_weights(
     stack: list[BlockInstance], shards: dict[str, Shard], progress: Progress = lambda _: None
 ) -> None:
-    """Raise EmberdError at the first weight that holds a NaN or an infinity."""
+    """Raise EmberdError at the first weight that holds a NaN, an infinity or a huge number."""
     reader = WeightReader(shards)
     try:
         for instance in stack:
             for reference in instance.weights.values():
-                reader.check_finite(reference)
+                reader.check_magnitudes(reference)
                 progress(reference.bytes)
     finally:
         reader.close()

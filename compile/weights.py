@@ -18,7 +18,9 @@ _STORED: dict[str, np.dtype] = {
     "bf16": np.dtype("<u2"),  # numpy has no bfloat16: its bits are the upper half of a float32
 }
 _MAGNITUDE_BITS = {"f32": 0x7FFFFFFF, "f16": 0x7FFF, "bf16": 0x7FFF}
-_INFINITY_BITS = {"f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80}
+# From 2^64 on a number's square is no float32, and what reads the weight computes infinities; no
+# float16 comes near.
+_TOO_LARGE_BITS = {"f32": 0x5F800000, "f16": 0x7C00, "bf16": 0x5F80}
 _CHUNK_BYTES = 1 << 20  # small enough that a chunk read is still in cache when it is converted
 
 DTYPES = tuple(_STORED)
@@ -98,16 +100,18 @@ class WeightReader:
             done += chunk.size
         return result
 
-    def check_finite(self, reference: WeightReference) -> None:
-        """Raise EmberdError at the first NaN or infinity; a few MB of memory whatever the size."""
-        magnitude, infinity = _MAGNITUDE_BITS[reference.dtype], _INFINITY_BITS[reference.dtype]
+    def check_magnitudes(self, reference: WeightReference) -> None:
+        """Raise EmberdError at the first NaN, infinity, or number whose square is no float32.
+
+        Takes a few MB of memory whatever the size.
+        """
+        magnitude, limit = _MAGNITUDE_BITS[reference.dtype], _TOO_LARGE_BITS[reference.dtype]
         done = 0
         for chunk in self._chunks(reference, 0, reference.elements):
             bits = chunk.view(np.dtype(f"<u{reference.item_bytes}"))
             bits &= bits.dtype.type(magnitude)
-            if bits.max(initial=0) >= infinity:
-                position = int(np.argmax(bits >= infinity))
-                self._fail_not_finite(reference, done + position, bits[position] == infinity)
+            if bits.max(initial=0) >= limit:
+                self._fail_too_large(reference, done + int(np.argmax(bits >= limit)))
             done += chunk.size
 
     def close(self) -> None:
@@ -151,12 +155,16 @@ class WeightReader:
                 f"{path}: cannot read tensor {reference.name}: {error.strerror}"
             ) from error
 
-    def _fail_not_finite(self, reference: WeightReference, element: int, infinite: bool) -> None:
+    def _fail_too_large(self, reference: WeightReference, element: int) -> None:
         path = self._shards[self._piece_of(reference, element).shard].path
         place = [int(index) for index in np.unravel_index(element, reference.shape)]
+        value = float(self.read(reference, element, 1)[0])
+        what = (
+            "a NaN" if math.isnan(value) else "an infinity" if math.isinf(value) else f"{value:g}"
+        )
         raise EmberdError(
-            f"{path}: tensor {reference.name} holds {'an infinity' if infinite else 'a NaN'} at "
-            f"{place}; expected finite weights: the file is damaged or its training diverged"
+            f"{path}: tensor {reference.name} holds {what} at {place}; expected finite weights "
+            "below 1.8e19: the file is damaged or its training diverged"
         )
 
     @staticmethod

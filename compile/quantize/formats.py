@@ -27,6 +27,7 @@ GROUP = 32  # columns that share one scale
 TILE = 16  # rows computed together
 BLOCK = 64  # columns of one packed block
 SCALE_BYTES = 2 * TILE * 2  # of one block
+LARGEST_FLOAT = 2.0**64  # weights are below; from there on squares are no float32
 EXPERT_ALIGNMENT = 4096  # experts are read from storage one by one, past the page cache
 
 # Packed at a time: few enough that intermediate arrays stay in cache, and enough that threads which
@@ -70,8 +71,11 @@ class FloatFormat:
 
     def pack(self, weights: Floats) -> Bytes:
         self.check(*weights.shape)
-        if not np.isfinite(weights).all():
-            raise EmberdError(f"{self.name}: the matrix has weights that are not finite")
+        if not np.abs(weights).max() < LARGEST_FLOAT:
+            raise EmberdError(
+                f"{self.name}: the matrix has weights that are not finite, or so large that their "
+                "squares are not"
+            )
         return np.ascontiguousarray(weights, np.float32).view(np.uint8).reshape(-1)
 
     def unpack(self, packed: Bytes, rows: int, columns: int) -> Floats:

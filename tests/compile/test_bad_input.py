@@ -26,6 +26,7 @@ from emberd.daemon.artifact import Artifact
 from rights import without_capabilities
 
 TINY = TinyModel("refused", layers="DA", experts=32)  # its artifact: 8 MB in f32
+NORM = "model.layers.1.input_layernorm.weight"
 GATE = "model.layers.1.mlp.gate.weight"
 
 commands = pytest.mark.parametrize("command", ["convert", "build"])
@@ -75,6 +76,10 @@ def _with_a_nan(weights: Tensors) -> None:
     weights[GATE][3, 5] = np.nan
 
 
+def _with_a_huge_norm(weights: Tensors) -> None:
+    weights[NORM][3] = 3e38
+
+
 @commands
 @pytest.mark.parametrize(
     ("damage", "named"),
@@ -83,6 +88,7 @@ def _with_a_nan(weights: Tensors) -> None:
         (_with_another, "model.layers.1.mlp.gate.bias"),
         (_of_other_shape, GATE),
         (_with_a_nan, f"tensor {GATE} holds a NaN at [3, 5]"),
+        (_with_a_huge_norm, f"tensor {NORM} holds 3e+38 at [3]"),
     ],
 )
 def test_wrong_tensors(

@@ -142,6 +142,15 @@ def test_weights_without_a_finite_scale_are_refused(grouped: Format, bad: float)
         grouped.pack(weights)
 
 
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, 2.0**64, -3e38])
+def test_floats_without_a_finite_square_are_refused(bad: float) -> None:
+    weights = np.full((3, 5), 1.8e19, np.float32)
+    FORMATS["f32"].pack(weights)
+    weights[2, 1] = bad
+    with pytest.raises(EmberdError, match="so large that their squares are not"):
+        FORMATS["f32"].pack(weights)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("hidden", "intermediate"), [(64, 32), (96, 160)])
 def test_expert_holds_its_three_matrices(name: str, hidden: int, intermediate: int) -> None:
