@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ from emberd.daemon.program import Program
 _ROUNDS = 5
 _DECODED = 32  # tokens of one round
 _PROMPT = 512
-_BAR = 24  # characters of the longest bar
+_BAR = 24  # characters of the longest bar, where there is room
+_COLUMNS = 120  # of the output when it is no terminal
+_FIGURES = 36  # characters between a kernel's name and its bar
+_NAME = 20  # characters that a kernel's name keeps however little room there is
 
 
 @dataclass(frozen=True)
@@ -113,25 +117,30 @@ def summary(result: Result) -> str:
     )
 
 
-def kernel_table(timing: Timing, units: int, kernel_bytes: Mapping[str, float]) -> str:
+def kernel_table(
+    timing: Timing, units: int, kernel_bytes: Mapping[str, float], columns: int
+) -> str:
     """One line per kernel, the most expensive first, and one for what is outside kernels.
 
     Time and calls are of one of `units` equal parts of what was timed (a token, a prompt), and so
     is `kernel_bytes`; a kernel that is not in it gets no MB and GB/s. The bar is the share of time.
+    Where lines of `columns` characters are too short for it, bars shrink, then names are cut.
     """
     total = sum(timing.rounds)
     inside = sum(cost.seconds for cost in timing.costs)
     costs = [*timing.costs, KernelCost("(outside kernels)", units, total - inside)]
     longest = max(cost.seconds for cost in costs)
-    width = max(len(cost.symbol) for cost in costs)
+    width = min(max(len(cost.symbol) for cost in costs), max(_NAME, columns - _FIGURES))
+    bar = max(0, min(_BAR, columns - width - _FIGURES - 1))
     lines = [f"{'kernel':{width}}      us  calls     MB   GB/s  share"]
     for cost in costs:
         moved = kernel_bytes.get(cost.symbol, 0) * units
         traffic = f"{moved / units / 1e6:6.2f} {moved / cost.seconds / 1e9:6.1f}" if moved else ""
+        name = _cut(cost.symbol, width)
         lines.append(
-            f"{cost.symbol:{width}} {cost.seconds / units * 1e6:7.0f} {cost.calls / units:6.0f} "
+            f"{name:{width}} {cost.seconds / units * 1e6:7.0f} {cost.calls / units:6.0f} "
             f"{traffic:13} {cost.seconds / total:6.1%} "
-            f"{'█' * round(_BAR * cost.seconds / longest)}".rstrip()
+            f"{'#' * round(bar * cost.seconds / longest)}".rstrip()
         )
     return "\n".join(lines)
 
@@ -150,10 +159,15 @@ def run(arguments: argparse.Namespace) -> None:
     result = measure(artifact, arguments.threads, arguments.context)
     print(summary(result))
     if arguments.profile:
-        tokens = _ROUNDS * _DECODED
-        print(f"\ndecode, one token\n{kernel_table(result.decode, tokens, result.kernel_bytes)}")
-        prompt = result.prefill.tokens
-        print(f"\nprefill, {prompt} tokens\n{kernel_table(result.prefill, _ROUNDS, {})}")
+        columns, _ = shutil.get_terminal_size((_COLUMNS, 0))
+        decode = kernel_table(result.decode, _ROUNDS * _DECODED, result.kernel_bytes, columns)
+        print(f"\ndecode, one token\n{decode}")
+        prefill = kernel_table(result.prefill, _ROUNDS, {}, columns)
+        print(f"\nprefill, {result.prefill.tokens} tokens\n{prefill}")
+
+
+def _cut(name: str, width: int) -> str:
+    return name if len(name) <= width else name[: width - 2] + ".."
 
 
 def _tokens(draw: random.Random, model: Model, count: int) -> list[int]:

@@ -68,12 +68,43 @@ def test_refuses_a_context_that_does_not_fit(
     assert f"--context {context}: expected 0 to 3935 tokens" in capsys.readouterr().err
 
 
-def test_kernel_table() -> None:
-    costs = [KernelCost("linear", 8, 0.006), KernelCost("norm", 16, 0.002)]
-    table = kernel_table(Timing(2, (0.004, 0.006), costs), 4, {"linear": 3e7})
-    assert table.splitlines() == [
-        "kernel                 us  calls     MB   GB/s  share",
-        "linear               1500      2  30.00   20.0  60.0% " + 24 * "█",
-        "norm                  500      4                20.0% " + 8 * "█",
-        "(outside kernels)     500      1                20.0% " + 8 * "█",
-    ]
+COSTS = [KernelCost("linear_of_a_long_name", 8, 0.006), KernelCost("norm", 16, 0.002)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        (
+            120,
+            [
+                "kernel                     us  calls     MB   GB/s  share",
+                "linear_of_a_long_name    1500      2  30.00   20.0  60.0% " + 24 * "#",
+                "norm                      500      4                20.0% " + 8 * "#",
+                "(outside kernels)         500      1                20.0% " + 8 * "#",
+            ],
+        ),
+        (
+            70,
+            [
+                "kernel                     us  calls     MB   GB/s  share",
+                "linear_of_a_long_name    1500      2  30.00   20.0  60.0% " + 12 * "#",
+                "norm                      500      4                20.0% " + 4 * "#",
+                "(outside kernels)         500      1                20.0% " + 4 * "#",
+            ],
+        ),
+        (
+            10,
+            [
+                "kernel                    us  calls     MB   GB/s  share",
+                "linear_of_a_long_n..    1500      2  30.00   20.0  60.0%",
+                "norm                     500      4                20.0%",
+                "(outside kernels)        500      1                20.0%",
+            ],
+        ),
+    ],
+)
+def test_kernel_table(columns: int, lines: list[str]) -> None:
+    timing = Timing(2, (0.004, 0.006), COSTS)
+    table = kernel_table(timing, 4, {"linear_of_a_long_name": 3e7}, columns)
+    assert table.splitlines() == lines
+    assert max(map(len, lines)) <= max(columns, 56)
