@@ -8,17 +8,26 @@ from pathlib import Path
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import Model
 
-from bench.tokens import random_tokens
+from bench.tokens import Tokens
 
 
 class EmberdSide:
     """See worker.Side."""
 
-    def start(self, path: str, threads: int, context: int, streams: int, prompt: int) -> float:
+    def start(
+        self,
+        path: str,
+        threads: int,
+        context: int,
+        streams: int,
+        prompt: int,
+        expert_budget: int | None = None,
+    ) -> float:
         start = time.perf_counter()
-        self._model = Model(Artifact.open(Path(path)), threads)
+        self._model = Model(Artifact.open(Path(path)), threads, expert_budget)
+        self._tokens = Tokens(self._model.vocab_size)
         self._sessions = [self._model.open_session(context) for _ in range(streams)]
-        logits = self._sessions[0].prefill(random_tokens(prompt, self._model.vocab_size))
+        logits = self._sessions[0].prefill(self._tokens.take(prompt))
         assert logits is not None
         logits.top(1)
         return time.perf_counter() - start
@@ -28,15 +37,19 @@ class EmberdSide:
             session.reset()
         return 0.0
 
+    def turn_to(self, topic: int, topics: int) -> float:
+        self._tokens.turn_to(topic, topics)
+        return 0.0
+
     def prefill(self, count: int) -> float:
-        tokens = random_tokens(count, self._model.vocab_size)
+        tokens = self._tokens.take(count)
         start = time.perf_counter()
         self._sessions[0].prefill(tokens)
         return time.perf_counter() - start
 
     def decode(self, count: int) -> float:
         streams = len(self._sessions)
-        tokens = random_tokens(count * streams, self._model.vocab_size)
+        tokens = self._tokens.take(count * streams)
         start = time.perf_counter()
         for first in range(0, len(tokens), streams):
             self._model.step_batch(self._sessions, tokens[first : first + streams])

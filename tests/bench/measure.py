@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from emberd.compile.bandwidth import MemoryRead
 
+from bench.memory_limit import MemoryLimit, forget
 from bench.quiet import FOREIGN_LIMIT, ForeignLoad, wait_until_quiet
 from bench.worker import SIDES, Reply, Worker
 
@@ -22,6 +23,14 @@ _PATIENCE_SECONDS = 20.0
 _START_SECONDS = 120.0  # that loading may take
 _SLOWEST = {"decode": 4.0, "prefill": 10.0, "fill": 10.0}  # tokens a second that are waited for
 _SPARE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a process may use, in bytes: `limit` in all, and `experts` of it for experts."""
+
+    limit: int
+    experts: int
 
 
 @dataclass
@@ -44,16 +53,22 @@ class Bench:
         self._read = MemoryRead()
 
     @contextmanager
-    def workers(self, threads: int, context: int, streams: int = 1) -> Iterator[list[Worker]]:
-        """Fresh processes of both sides, loaded."""
-        workers = [Worker(side) for side in SIDES]
-        try:
+    def workers(
+        self, threads: int, context: int, streams: int = 1, memory: Memory | None = None
+    ) -> Iterator[list[Worker]]:
+        """Fresh processes of both sides, loaded; within `memory`, with nothing of their files in
+        the page cache before."""
+        with ExitStack() as stack:
+            workers = []
+            for side in SIDES:
+                limit = None
+                if memory is not None:
+                    forget(self._paths[side])
+                    limit = stack.enter_context(MemoryLimit(memory.limit))
+                workers.append(stack.enter_context(Worker(side, limit)))
             for worker in workers:
-                self._start(worker, threads, context, streams)
+                self._start(worker, threads, context, streams, memory)
             yield workers
-        finally:
-            for worker in workers:
-                worker.close()
 
     def rates(
         self,
@@ -64,12 +79,16 @@ class Bench:
         *,
         streams: int = 1,
         prepare: Callable[[Worker], object] = lambda worker: None,
+        slowest: float | None = None,
     ) -> Samples:
-        """Tokens per second of `method`, `count` tokens in each of `streams`."""
+        """Tokens per second of `method`, `count` tokens in each of `streams`.
+
+        `slowest`: tokens per second that are waited for, if not the usual.
+        """
         samples = Samples()
         for _ in range(SAMPLES):
             for worker in workers:
-                reply = self._quietly(worker, method, count, streams, prepare)
+                reply = self._quietly(worker, method, count, streams, prepare, slowest)
                 samples.values[worker.side].append(count * streams / reply.seconds)
             samples.reads += [self._read.measure(threads) for _ in range(_READS)]
         return samples
@@ -87,7 +106,14 @@ class Bench:
                     peaks.values[side].append(then(worker).peak_bytes)
         return seconds, peaks
 
-    def _start(self, worker: Worker, threads: int, context: int, streams: int = 1) -> Reply:
+    def _start(
+        self,
+        worker: Worker,
+        threads: int,
+        context: int,
+        streams: int = 1,
+        memory: Memory | None = None,
+    ) -> Reply:
         wait_until_quiet(_PATIENCE_SECONDS)
         load = ForeignLoad()
         path = str(self._paths[worker.side])
@@ -99,6 +125,7 @@ class Bench:
             context=context,
             streams=streams,
             prompt=PROMPT,
+            expert_budget=None if memory is None else memory.experts,
         )
         self.foreign = max(self.foreign, load.cores(reply.cpu_seconds))
         return reply
@@ -110,6 +137,7 @@ class Bench:
         count: int,
         streams: int,
         prepare: Callable[[Worker], object],
+        slowest: float | None,
     ) -> Reply:
         """The least disturbed of a few samples; the first that nobody disturbed is enough."""
         foreign, best = math.inf, None
@@ -117,7 +145,7 @@ class Bench:
             prepare(worker)
             wait_until_quiet(_PATIENCE_SECONDS)
             load = ForeignLoad()
-            reply = timed(worker, method, count, streams)
+            reply = timed(worker, method, count, streams, slowest)
             cores = load.cores(reply.cpu_seconds)
             if cores < foreign:
                 foreign, best = cores, reply
@@ -129,9 +157,11 @@ class Bench:
         return best
 
 
-def timed(worker: Worker, method: str, count: int, streams: int = 1) -> Reply:
+def timed(
+    worker: Worker, method: str, count: int, streams: int = 1, slowest: float | None = None
+) -> Reply:
     """`method` of `count` tokens; a side that is absurdly slow fails with WorkerError."""
-    limit = count * streams / _SLOWEST[method] + _SPARE_SECONDS
+    limit = count * streams / (slowest or _SLOWEST[method]) + _SPARE_SECONDS
     return worker.call(method, limit, count=count)
 
 

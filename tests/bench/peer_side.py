@@ -11,7 +11,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.tokens import random_tokens
+from bench.tokens import Tokens
 
 BATCH = 2048  # most tokens of one call; llama.cpp computes them 512 at a time
 
@@ -19,16 +19,29 @@ BATCH = 2048  # most tokens of one call; llama.cpp computes them 512 at a time
 class PeerSide:
     """See worker.Side. Everything as llama.cpp has it by default, threads and context aside."""
 
-    def start(self, path: str, threads: int, context: int, streams: int, prompt: int) -> float:
+    def start(
+        self,
+        path: str,
+        threads: int,
+        context: int,
+        streams: int,
+        prompt: int,
+        expert_budget: int | None = None,
+    ) -> float:
+        """Has no budget for experts: where there is one, all weights stay in the mapped file, as
+        the copies that it else makes of them would not fit."""
         llama.llama_log_set(_silent, None)
         start = time.perf_counter()
         llama.llama_backend_init()
         parameters = llama.llama_model_default_params()
+        if expert_budget is not None:
+            parameters.use_extra_bufts = False
         self._model = llama.llama_model_load_from_file(path.encode(), parameters)
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {path}")
         vocabulary = llama.llama_model_get_vocab(self._model)
         self._vocab_size = llama.llama_vocab_n_tokens(vocabulary)
+        self._tokens = Tokens(self._vocab_size)
         settings = llama.llama_context_default_params()
         settings.n_ctx = context * streams
         settings.n_seq_max = streams
@@ -41,7 +54,7 @@ class PeerSide:
         self._threads = threads
         self._lengths = [0] * streams
         self._batch = llama.llama_batch_init(BATCH, 0, 1)
-        self._append(random_tokens(prompt, self._vocab_size))
+        self._append(self._tokens.take(prompt))
         self._logits(-1).argmax()
         return time.perf_counter() - start
 
@@ -50,15 +63,19 @@ class PeerSide:
         self._lengths = [0] * len(self._lengths)
         return 0.0
 
+    def turn_to(self, topic: int, topics: int) -> float:
+        self._tokens.turn_to(topic, topics)
+        return 0.0
+
     def prefill(self, count: int) -> float:
-        tokens = random_tokens(count, self._vocab_size)
+        tokens = self._tokens.take(count)
         start = time.perf_counter()
         self._append(tokens)
         return time.perf_counter() - start
 
     def decode(self, count: int) -> float:
         streams = len(self._lengths)
-        tokens = random_tokens(count * streams, self._vocab_size)
+        tokens = self._tokens.take(count * streams)
         start = time.perf_counter()
         for first in range(0, len(tokens), streams):
             step = tokens[first : first + streams]

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench.memory_limit import MemoryLimit
+
 SIDES = ("emberd", "peer")
 _TESTS = Path(__file__).parents[1]
 
@@ -25,8 +27,22 @@ _TESTS = Path(__file__).parents[1]
 class Side(Protocol):
     """What is measured. Every method returns the seconds that its essential part took."""
 
-    def start(self, path: str, threads: int, context: int, streams: int, prompt: int) -> float:
-        """From nothing loaded to the first greedy token after a prompt of `prompt` tokens."""
+    def start(
+        self,
+        path: str,
+        threads: int,
+        context: int,
+        streams: int,
+        prompt: int,
+        expert_budget: int | None = None,
+    ) -> float:
+        """From nothing loaded to the first greedy token after a prompt of `prompt` tokens.
+
+        `expert_budget`: bytes of memory for experts; None: as many as there are.
+        """
+
+    def turn_to(self, topic: int, topics: int) -> float:
+        """From now on, be fed ids with the remainder `topic` by `topics`."""
 
     def clear(self) -> float:
         """Forget all tokens."""
@@ -57,13 +73,15 @@ class WorkerError(Exception):
 class Worker:
     """A worker process, seen from the process that measures. Close it when done."""
 
-    def __init__(self, side: str) -> None:
+    def __init__(self, side: str, limit: MemoryLimit | None = None) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.worker", side],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": str(_TESTS)},
         )
+        if limit is not None:
+            limit.add(self._process.pid)
         self.side = side
 
     def call(self, method: str, limit_seconds: float, **arguments: Any) -> Reply:
