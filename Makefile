@@ -10,7 +10,7 @@ comma := ,
 BIN := $(VENV)/bin
 TYPING := build/typing/emberd
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench bench-residency clean
 
 # One stamp for each choice of extras: asking for more of them installs more.
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
@@ -48,6 +48,10 @@ $(VENV)/.bench: $(INSTALLED)
 
 bench: $(VENV)/.bench
 	PYTHONPATH=tests $(BIN)/python -m bench $(BENCH)
+
+# With less memory than the experts take; limiting it needs root.
+bench-residency: $(VENV)/.bench
+	PYTHONPATH=tests $(BIN)/python -m bench.residency $(BENCH)
 
 clean:
 	rm -rf build dist $(VENV)

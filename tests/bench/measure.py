@@ -44,11 +44,13 @@ class Samples:
 class Bench:
     """Measures the model in `paths`, a file or folder for each side.
 
-    `foreign`: the most that others used of the machine, in cores, during any sample taken.
+    `foreign`: the most that others used of the machine, in cores, during any sample taken; a
+    sample with more than `foreign_limit` of it is taken again.
     """
 
-    def __init__(self, paths: dict[str, Path]) -> None:
+    def __init__(self, paths: dict[str, Path], foreign_limit: float = FOREIGN_LIMIT) -> None:
         self.foreign = 0.0
+        self._foreign_limit = foreign_limit
         self._paths = paths
         self._read = MemoryRead()
 
@@ -149,7 +151,7 @@ class Bench:
             cores = load.cores(reply.cpu_seconds)
             if cores < foreign:
                 foreign, best = cores, reply
-            if foreign <= FOREIGN_LIMIT:
+            if foreign <= self._foreign_limit:
                 break
             note(f"  disturbed: others used {cores:.2f} cores")
         assert best is not None

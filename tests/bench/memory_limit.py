@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
@@ -23,19 +24,20 @@ class MemoryLimit:
 
     def __init__(self, limit: int) -> None:
         legacy = _ROOT / "memory"
-        self._folder = (legacy if legacy.is_dir() else _ROOT) / f"emberd-bench-{os.getpid()}"
+        parent = legacy if legacy.is_dir() else _ROOT
         name = "memory.limit_in_bytes" if legacy.is_dir() else "memory.max"
         try:
-            self._folder.mkdir()
+            self._folder = Path(tempfile.mkdtemp(prefix="emberd-bench-", dir=parent))
+        except OSError as error:
+            raise MemoryLimitError(_cannot(error)) from None
+        try:
             (self._folder / name).write_text(str(limit))
             swap = self._folder / "memory.swap.max"
             if swap.exists():
                 swap.write_text("0")
         except OSError as error:
             self.close()
-            raise MemoryLimitError(
-                f"cannot limit memory with a cgroup ({error.strerror}): run as root"
-            ) from None
+            raise MemoryLimitError(_cannot(error)) from None
 
     def add(self, process: int) -> None:
         """Puts a process in."""
@@ -62,6 +64,10 @@ class MemoryLimit:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _cannot(error: OSError) -> str:
+    return f"cannot limit memory with a cgroup ({error.strerror}): this takes root"
 
 
 def forget(path: Path) -> None:

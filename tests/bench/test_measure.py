@@ -19,7 +19,7 @@ class FakeWorker:
     log: list[tuple[str, str, dict[str, Any]]]
     limits: list[float]
 
-    def __init__(self, side: str) -> None:
+    def __init__(self, side: str, limit: None = None) -> None:
         self.side = side
 
     def call(self, method: str, limit_seconds: float, **arguments: Any) -> Reply:
@@ -69,7 +69,7 @@ def test_rates_in_turns(bench: Bench) -> None:
         )
     assert samples.values == {"emberd": [16.0] * 5, "peer": [8.0] * 5}
     assert set(samples.reads) == {2e9}
-    settings = {"threads": 2, "context": 64, "streams": 4, "prompt": 16}
+    settings = {"threads": 2, "context": 64, "streams": 4, "prompt": 16, "expert_budget": None}
     pair = [
         (side, *call)
         for side in ("emberd", "peer")
@@ -79,8 +79,8 @@ def test_rates_in_turns(bench: Bench) -> None:
         ("emberd", "start", {"path": "artifact", **settings}),
         ("peer", "start", {"path": "file", **settings}),
         *pair * 5,
-        ("emberd", "close", {}),
         ("peer", "close", {}),
+        ("emberd", "close", {}),
     ]
 
 

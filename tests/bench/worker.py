@@ -78,7 +78,7 @@ class Worker:
             [sys.executable, "-m", "bench.worker", side],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(_TESTS)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(_TESTS), *sys.path[1:]])},
         )
         if limit is not None:
             limit.add(self._process.pid)
