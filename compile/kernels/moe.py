@@ -18,14 +18,10 @@ from emberd.compile.isa.vector import (
     Buffer,
     Expr,
     PrimFunc,
-    broadcast,
-    constant,
     kernel,
     load,
-    multiply_add,
     prefetch,
     store,
-    type_of,
 )
 from emberd.compile.kernels.activations import types_suffix
 from emberd.compile.kernels.dimensions import (
@@ -37,6 +33,7 @@ from emberd.compile.kernels.dimensions import (
 )
 from emberd.compile.kernels.dot import ROWS
 from emberd.compile.kernels.experts import Experts, declare_experts, experts_scratch
+from emberd.compile.kernels.weighted_sum import sum_token
 from emberd.compile.quantize.activations import Precision
 from emberd.compile.quantize.formats import FORMATS, expert_bytes
 from numpy.typing import NDArray
@@ -97,8 +94,9 @@ def moe(
         bank = T.arg("bank", T.buffer((dimension("slots"), T.int64(size)), "uint8"))
         y = T.arg("y", T.buffer((1, hidden), "float32"))
         layer = declare_experts(isa, weight_format, activations, x, bank, top_k, intermediate)
+        outputs = T.arg("outputs", T.buffer((top_k, hidden), "float32"))
         with T.sblock("root"):
-            _one_token(layer, ids, weights, table, y)
+            _one_token(isa, layer, ids, weights, table, outputs, y)
     return builder.get()
 
 
@@ -106,7 +104,8 @@ def moe_scratch(
     *, format: str, activations: Precision, hidden: int, intermediate: int, top_k: int
 ) -> Scratch:
     """Scratch of `moe`."""
-    return experts_scratch(FORMATS[format], activations, 1, top_k, hidden, intermediate)
+    scratch = experts_scratch(FORMATS[format], activations, 1, top_k, hidden, intermediate)
+    return [*scratch, ("float32", (top_k, hidden))]
 
 
 def expert_outputs(
@@ -161,8 +160,19 @@ def expert_outputs_scratch(
     return [*scratch, *_Order.scratch(pairs, experts)]
 
 
-def _one_token(layer: Experts, ids: Buffer, weights: Buffer, table: Buffer, y: Buffer) -> None:
-    """Two parallel regions: hidden units of all chosen experts, then outputs."""
+def _one_token(
+    isa: Isa,
+    layer: Experts,
+    ids: Buffer,
+    weights: Buffer,
+    table: Buffer,
+    outputs: Buffer,
+    y: Buffer,
+) -> None:
+    """Two parallel regions: hidden units of all chosen experts, then outputs; then their sum.
+
+    In both, tasks go through one expert after the other, so that few threads read few streams.
+    """
     top_k, weights_read = int(ids.shape[1]), int(ids.shape[1]) * layer.hidden * layer.intermediate
     hidden_tasks = top_k * layer.hidden_tasks
 
@@ -174,18 +184,16 @@ def _one_token(layer: Experts, ids: Buffer, weights: Buffer, table: Buffer, y: B
         rank = T.Bind(task // layer.hidden_tasks)
         part = T.Bind(task % layer.hidden_tasks)
         layer.compute_hidden(slot(rank), part, lambda row: row, lambda row: rank + row, 1)
-    tasks = parallel_unless_small(layer.output_tasks, weights_read // layer.output_tasks)
-    with tasks as part, T.serial(0, top_k) as rank:
+    output_tasks = top_k * layer.output_tasks
+    with parallel_unless_small(output_tasks, weights_read // output_tasks) as task:
+        rank = T.Bind(task // layer.output_tasks)
+        part = T.Bind(task % layer.output_tasks)
 
-        def accumulate(row: Expr, column: Expr, value: Expr) -> None:
-            lanes = type_of(value)[1]
-            sum_before = T.Select(
-                broadcast(rank == 0, lanes), constant(0.0, lanes), load(y, [0, column], lanes)
-            )
-            weight = broadcast(weights[0, rank], lanes)
-            store(y, multiply_add(weight, value, sum_before), [0, column])
+        def put(row: Expr, column: Expr, value: Expr) -> None:
+            store(outputs, value, [rank + row, column])
 
-        layer.compute_output(slot(rank), part, lambda row: rank + row, 1, accumulate)
+        layer.compute_output(slot(rank), part, lambda row: rank + row, 1, put)
+    sum_token(isa, outputs, weights, T.int32(0), y)
 
 
 @dataclass(frozen=True)

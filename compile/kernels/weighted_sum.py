@@ -6,6 +6,7 @@ import numpy as np
 from emberd.compile.isa.isa import Isa
 from emberd.compile.isa.math import Register
 from emberd.compile.isa.vector import (
+    Buffer,
     Expr,
     PrimFunc,
     broadcast,
@@ -37,13 +38,19 @@ def weighted_sum(isa: Isa, *, columns: int, top_k: int) -> PrimFunc:
         weights = T.arg("weights", T.buffer((rows, top_k), "float32"))
         y = T.arg("y", T.buffer((rows, columns), "float32"))
         with T.sblock("root"), T.parallel(0, rows) as token:
-
-            def add_up(column: Expr, lanes: int) -> None:
-                total = Register(constant(0.0, lanes))
-                with T.serial(0, top_k) as rank:
-                    value = load(outputs, [token * top_k + rank, column], lanes)
-                    total.add_product(broadcast(weights[token, rank], lanes), value)
-                store(y, total.value, [token, column])
-
-            for_vectors(columns, isa.lanes, add_up)
+            sum_token(isa, outputs, weights, token, y)
     return builder.get()
+
+
+def sum_token(isa: Isa, outputs: Buffer, weights: Buffer, token: Expr, y: Buffer) -> None:
+    """Row `token` of y, as in `weighted_sum`."""
+    top_k, columns = int(weights.shape[1]), int(y.shape[1])
+
+    def add_up(column: Expr, lanes: int) -> None:
+        total = Register(constant(0.0, lanes))
+        with T.serial(0, top_k) as rank:
+            value = load(outputs, [token * top_k + rank, column], lanes)
+            total.add_product(broadcast(weights[token, rank], lanes), value)
+        store(y, total.value, [token, column])
+
+    for_vectors(columns, isa.lanes, add_up)
