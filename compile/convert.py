@@ -51,8 +51,8 @@ def convert(
 
     Every weight is read once, in pieces of a few MB, to make sure that it is finite; none is
     copied: `destination` refers to the shards by path relative to itself. `destination` must not
-    exist (or be an empty folder); it appears complete or not at all. `name` defaults to the name of
-    the source folder. Raises EmberdError.
+    exist (or be an empty folder); it appears complete or not at all, and what a killed conversion
+    left beside it is removed. `name` defaults to the name of the source folder. Raises EmberdError.
     """
     checkpoint = Checkpoint.open(source)
     check_weights(checkpoint.stack(), checkpoint.shards, progress)
@@ -69,6 +69,7 @@ def convert_structure(
     partial = destination.with_name(f".{destination.name}.partial-{os.getpid()}")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(destination)
         partial.mkdir()
         try:
             model_name = name or checkpoint.folder.resolve().name
@@ -117,6 +118,25 @@ def _refuse_existing(destination: Path) -> None:
         return
     if destination.exists() or destination.is_symlink():
         raise EmberdError(f"{destination}: already exists; remove it or choose another place")
+
+
+def _remove_abandoned(destination: Path) -> None:
+    """Remove what conversions to `destination` left that were killed."""
+    prefix = f".{destination.name}.partial-"
+    for folder in destination.parent.iterdir():
+        process = folder.name.removeprefix(prefix)
+        if process != folder.name and process.isdigit() and not _is_running(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
 
 
 def _write(

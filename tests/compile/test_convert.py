@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -122,6 +124,20 @@ def test_nothing_half_written_remains(
     with pytest.raises(EmberdError, match=f"model: cannot be written: {os.strerror(code)}"):
         convert(source, tmp_path / "model")
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_what_killed_conversions_left_is_removed(source: Path, tmp_path: Path) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    dead, alive = (
+        tmp_path / f".converted.partial-{process}" for process in (killed.pid, os.getppid())
+    )
+    others = [tmp_path / ".converted.partial-x", tmp_path / f".other.partial-{killed.pid}"]
+    for folder in (dead, alive, *others):
+        (folder / "blocks").mkdir(parents=True)
+    convert(source, tmp_path / "converted")
+    assert not dead.exists()
+    assert all(folder.exists() for folder in (alive, *others))
 
 
 def test_an_interrupt_leaves_nothing(
