@@ -17,6 +17,7 @@
 typedef struct {
     int32_t expert;  /* index; -1: free */
     bool ready;      /* else it is being read */
+    uint64_t placed; /* the acquire since which it is read or there */
     uint64_t used;   /* the acquire that asked for it last */
     uint64_t needed; /* the acquire that still needs it */
 } slot;
@@ -115,7 +116,8 @@ static int32_t place(ember_store *store, int32_t expert, int32_t priority, uint6
         return -1;
     if (store->slots[index].expert >= 0)
         empty_slot(store, index);
-    store->slots[index] = (slot){.expert = expert, .used = store->clock};
+    store->slots[index] = (slot){
+        .expert = expert, .placed = store->clock, .used = store->clock};
     store->slot_of[expert] = index;
     store->occupied++;
     store->reading++;
@@ -189,7 +191,8 @@ static void read_done(void *self, const ember_read *read, int code)
         counters[slot->expert / store->config.layout.experts].bytes += read->bytes;
         return;
     }
-    if (slot->needed == store->clock) {
+    /* What an earlier step or warming had begun to read, and a step came to need, is tried again. */
+    if (slot->needed == store->clock && slot->placed == store->clock) {
         store->failed = slot->expert;
         store->failed_code = code;
     }
@@ -355,7 +358,7 @@ static void count_wanted(ember_store *store)
             continue;
         }
         slot *slot = &store->slots[index];
-        slot->used = slot->needed = store->clock;
+        slot->used = slot->needed = store->clock; /* before others are placed */
         *(slot->ready ? &counters->hits : &counters->misses) += 1;
     }
 }
@@ -364,17 +367,19 @@ static void count_wanted(ember_store *store)
 static bool read_missing(ember_store *store)
 {
     bool all = true, some = false;
-    for (int32_t i = 0; i < store->wanted_count && all; i++) {
-        int32_t expert = store->wanted[i].expert;
-        if (store->wanted[i].progress == FINISHED || store->slot_of[expert] >= 0)
+    for (int32_t i = 0; i < store->wanted_count; i++) {
+        int32_t expert = store->wanted[i].expert, index = store->slot_of[expert];
+        if (store->wanted[i].progress == FINISHED)
             continue;
-        int32_t index = place(store, expert, INT32_MAX, UINT64_MAX);
-        all = index >= 0;
-        if (all) {
-            store->slots[index].needed = store->clock;
+        if (index < 0) {
+            index = place(store, expert, INT32_MAX, UINT64_MAX);
+            all = index >= 0;
+            if (!all)
+                break;
             enqueue(store, index);
             some = true;
         }
+        store->slots[index].needed = store->clock;
     }
     if (some)
         ember_reader_start(store->reader);

@@ -303,11 +303,11 @@ static void test_random_steps(const ember_model_config *config, int64_t expert_b
 {
     running run;
     open_model(&run, config, expert_bytes);
-    set_budget(&run, TOP_K);
     for (int failing = 0; failing <= 1; failing++) {
+        set_budget(&run, TOP_K);
         atomic_store(&failures_in_100, failing ? 20 : 0);
         for (int i = 0; i < rounds; i++) {
-            if (i % 5 == 0)
+            if (i >= 50 && i % 5 == 0)
                 change(&run);
             atomic_store(&delayed, i % 3 > 0);
             step(&run, failing);
