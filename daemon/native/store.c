@@ -441,6 +441,7 @@ static void hand_out(ember_store *store, int32_t count)
         bool taken = count > 0 && wanted->progress == WAITING && is_ready(store, wanted);
         store->table[expert] = taken ? store->slot_of[wanted->expert] : -1;
         if (taken) {
+            store->slots[store->slot_of[wanted->expert]].needed = store->clock;
             wanted->progress = RUNNING;
             count--;
         }
