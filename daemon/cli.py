@@ -81,7 +81,10 @@ def _serve(options: argparse.Namespace) -> None:
     from emberd.daemon import config
     from emberd.daemon.metrics import Metrics
 
-    settings = config.load(options.config, {"host": options.host, "port": options.port})
+    def read() -> Config:
+        return config.load(options.config, {"host": options.host, "port": options.port})
+
+    settings = read()
     metrics = Metrics()
     loader = ThreadPoolExecutor(1, "loader")
     with _without_tls():
@@ -91,7 +94,7 @@ def _serve(options: argparse.Namespace) -> None:
 
         from emberd.daemon.server.run import serve
 
-        asyncio.run(serve(settings, metrics, loading))
+        asyncio.run(serve(settings, metrics, loading, read))
 
 
 def _load(path: Path, settings: Config, metrics: Metrics) -> Service:

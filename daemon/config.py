@@ -19,6 +19,9 @@ class Config:
         slots: conversations held, and requests answered, at the same time.
         context: tokens per slot, prompt and answer together; 0 means what the model allows.
         threads: of the native core; 0 means one per physical core.
+        expert_budget: bytes of memory for experts, or a text such as "6G"; the others are read
+            from the disk as they are needed. Negative means that all are mapped.
+        reader_threads: that read those.
         max_queue: requests that may wait for a slot; more get 429.
         max_body_bytes: largest request body; more gets 413.
         keep_alive: how long an idle model stays in memory: seconds, or a text such as "5m";
@@ -32,6 +35,8 @@ class Config:
     slots: int = 2
     context: int = 0
     threads: int = 0
+    expert_budget: int = -1
+    reader_threads: int = 2
     max_queue: int = 32
     max_body_bytes: int = 8 << 20
     keep_alive: float = -1.0
@@ -44,12 +49,15 @@ _RANGES: dict[str, tuple[float, float]] = {
     "slots": (1, 256),
     "context": (0, 1 << 24),
     "threads": (0, 256),
+    "expert_budget": (-1, 1 << 62),
+    "reader_threads": (1, 64),
     "max_queue": (0, 1 << 16),
     "max_body_bytes": (1 << 10, 1 << 30),
     "keep_alive": (-1e9, 1e9),
     "drain_seconds": (0, 86400),
 }
 _UNITS = {"s": 1, "m": 60, "h": 3600}
+_SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def load(path: Path | None, overrides: dict[str, Any]) -> Config:
@@ -89,6 +97,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _checked(where: str, name: str, value: Any, kind: type[Any]) -> Any:
     if name == "keep_alive" and isinstance(value, str):
         value = _seconds(where, value)
+    if name == "expert_budget" and isinstance(value, str):
+        value = _bytes(where, value)
     if kind is float and type(value) is int:
         value = float(value)
     if not isinstance(value, kind) or isinstance(value, bool):
@@ -109,4 +119,14 @@ def _seconds(where: str, text: str) -> float:
     except (ValueError, KeyError):
         raise EmberdError(
             f"{where}: expected seconds, or a number with s, m or h such as '5m', not {text!r}"
+        ) from None
+
+
+def _bytes(where: str, text: str) -> int:
+    """Of a size such as 800M or 1.5G."""
+    try:
+        return int(float(text[:-1]) * _SIZES[text[-1:]])
+    except (ValueError, KeyError, OverflowError):
+        raise EmberdError(
+            f"{where}: expected bytes, or a number with K, M or G such as '6G', not {text!r}"
         ) from None

@@ -286,6 +286,11 @@ class Model:
             ids += session._checked([token])
         return ids
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._handle is None
+
     def _opened(self) -> int:
         if self._handle is None:
             raise EmberdError("the model is closed")

@@ -5,11 +5,28 @@ from __future__ import annotations
 import bisect
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 OUTCOMES = ("completed", "cancelled", "failed", "refused")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class ExpertCounts(Protocol):
+    """What the experts of a layer have cost; see `Model.expert_counters`."""
+
+    @property
+    def hits(self) -> int: ...
+
+    @property
+    def misses(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def stall_nanoseconds(self) -> int: ...
 
 
 class Histogram:
@@ -54,8 +71,12 @@ class Metrics:
         self.time_to_first_token = Histogram()
         self.time_per_token = Histogram()
 
-    def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """The exposition; ``gauges``: name -> help, value."""
+    def text(
+        self,
+        gauges: Mapping[str, tuple[str, float]],
+        experts: Sequence[ExpertCounts] = (),
+    ) -> str:
+        """The exposition; ``gauges``: name -> help, value; ``experts``: what each layer's cost."""
         lines = []
         for name, text, counts in (
             ("emberd_http_responses_total", "Responses by status code.", self._codes()),
@@ -80,6 +101,7 @@ class Metrics:
         ):
             lines += _header(f"emberd_{name}_seconds", text, "histogram")
             lines += histogram.lines(f"emberd_{name}_seconds")
+        lines += _expert_lines(experts)
         for name, (text, number) in gauges.items():
             lines += [*_header(name, text, "gauge"), f"{name} {number}"]
         return "\n".join(lines) + "\n"
@@ -89,6 +111,26 @@ class Metrics:
 
     def _outcomes(self) -> list[tuple[str, int]]:
         return [(f'outcome="{outcome}"', count) for outcome, count in self.requests.items()]
+
+
+def _expert_lines(layers: Sequence[ExpertCounts]) -> list[str]:
+    lines = []
+    for name, text, values in (
+        ("hits", "Experts that a step found in memory.", [c.hits for c in layers]),
+        ("misses", "Experts that a step had to wait for.", [c.misses for c in layers]),
+        ("read_bytes", "Bytes of experts that were read.", [c.bytes for c in layers]),
+        (
+            "stall_seconds",
+            "Time that steps waited for experts.",
+            [c.stall_nanoseconds / 1e9 for c in layers],
+        ),
+    ):
+        lines += _header(f"emberd_expert_{name}_total", text, "counter")
+        lines += [
+            f'emberd_expert_{name}_total{{layer="{layer}"}} {value}'
+            for layer, value in enumerate(values)
+        ]
+    return lines
 
 
 def _header(name: str, text: str, kind: str) -> list[str]:

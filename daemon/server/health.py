@@ -33,10 +33,15 @@ async def health(request: web.Request) -> web.Response:
 @routes.get("/metrics")
 async def metrics(request: web.Request) -> web.Response:
     serving = request.app[SERVING]
+    residency = serving.service.residency if serving.loaded else None
     gauges = _gauges(serving.service.engine.load) if serving.loaded else {}
+    if residency is not None and residency.budget is not None:
+        gauges["emberd_expert_budget_bytes"] = ("Memory for experts.", residency.budget)
     gauges["process_resident_memory_bytes"] = ("Resident memory.", resident_bytes())
     gauges["process_open_fds"] = ("Open file descriptors.", open_files())
-    return web.Response(text=serving.metrics.text(gauges), headers={"Content-Type": CONTENT_TYPE})
+    counters = [] if residency is None else residency.counters()
+    text = serving.metrics.text(gauges, counters)
+    return web.Response(text=text, headers={"Content-Type": CONTENT_TYPE})
 
 
 def _gauges(load: Load) -> dict[str, tuple[str, float]]:

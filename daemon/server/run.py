@@ -7,7 +7,9 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
@@ -16,7 +18,7 @@ from emberd.daemon.errors import EmberdError
 from emberd.daemon.metrics import Metrics
 from emberd.daemon.server.app import make_app
 from emberd.daemon.server.keys import SERVING, Serving
-from emberd.daemon.server.service import Service
+from emberd.daemon.server.service import Service, expert_budget
 from emberd.daemon.server.systemd import notify_ready, passed_socket
 
 KEEPALIVE_SECONDS = 75.0  # a connection without a request is closed after it
@@ -24,10 +26,16 @@ KEEPALIVE_SECONDS = 75.0  # a connection without a request is closed after it
 log = logging.getLogger("emberd")
 
 
-async def serve(config: Config, metrics: Metrics, loading: Future[Service]) -> None:
+async def serve(
+    config: Config,
+    metrics: Metrics,
+    loading: Future[Service],
+    reload: Callable[[], Config],
+) -> None:
     """Listen until SIGTERM or SIGINT, then finish what runs; a second signal exits at once.
 
-    Connections are taken from the start, and answered once the service is loaded. Raises
+    Connections are taken from the start, and answered once the service is loaded. SIGHUP reads the
+    configuration again, by ``reload``, and changes what can be changed while serving. Raises
     EmberdError where that fails, or where nobody can listen.
     """
     # It would log a traceback for every malformed request; what our handlers raise, we log.
@@ -54,9 +62,15 @@ async def serve(config: Config, metrics: Metrics, loading: Future[Service]) -> N
             os._exit(130)
         stop.set()
 
+    reloads: set[asyncio.Task[None]] = set()
+
+    async def again() -> None:
+        await asyncio.to_thread(_reload, service, reload)
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(asyncio.create_task(again())))
     print(f"emberd: {service.name} on {_url(runner.addresses[0])}", flush=True)
     notify_ready()
     await stop.wait()
@@ -65,6 +79,22 @@ async def serve(config: Config, metrics: Metrics, loading: Future[Service]) -> N
     await _drain(service)
     await asyncio.to_thread(service.engine.close)  # what still runs ends with an error
     await runner.cleanup()
+
+
+def _reload(service: Service, reload: Callable[[], Config]) -> None:
+    """Takes the expert budget of a changed configuration; what else changed waits for a restart."""
+    try:
+        config = reload()
+        if service.residency is not None:
+            service.residency.set_budget(expert_budget(config))
+    except EmberdError as error:
+        log.error("the configuration was not reloaded: %s", error)
+        return
+    before = asdict(service.config)
+    changed = [name for name, value in asdict(config).items() if value != before[name]]
+    if waiting := [name for name in changed if name != "expert_budget"]:
+        log.warning("only a restart changes %s", ", ".join(waiting))
+    log.warning("the expert budget is %s", config.expert_budget)
 
 
 async def _listen(runner: web.AppRunner, config: Config) -> web.BaseSite:

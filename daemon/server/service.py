@@ -11,6 +11,7 @@ from emberd.daemon.artifact import Artifact
 from emberd.daemon.config import Config
 from emberd.daemon.core import Model
 from emberd.daemon.engine import Engine
+from emberd.daemon.experts import Residency
 from emberd.daemon.metrics import Metrics
 from emberd.daemon.prompt import load_template, load_tokenizer, read_json
 from emberd.daemon.server.fields import Fields
@@ -28,6 +29,7 @@ class Service:
         defaults: sampling defaults of the checkpoint's generation_config.json.
         draining: new requests are refused.
         activation_map: which experts classes of commands choose, if the artifact says so.
+        residency: where the experts are; None for a stand-in of a model.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Service:
     draining: bool = False
     created: int = 0
     activation_map: ActivationMap | None = None
+    residency: Residency | None = None
 
 
 def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> Service:
@@ -48,8 +51,9 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
     generation = read_json(artifact, "generation_config.json")
     tokenizer = load_tokenizer(artifact)
     template = load_template(artifact)
+    residency = Residency(expert_budget(config), config.reader_threads)
     engine = Engine(
-        lambda: _open_model(artifact, config.threads or None),
+        lambda: _open_model(artifact, config.threads or None, residency),
         tokenizer,
         slots=config.slots,
         context=config.context or None,
@@ -67,13 +71,19 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
         defaults=sampling_defaults(generation),
         created=int((path / "manifest.json").stat().st_mtime),
         activation_map=ActivationMap.of(artifact),
+        residency=residency,
     )
 
 
-def _open_model(artifact: Artifact, threads: int | None) -> Model:
+def expert_budget(config: Config) -> int | None:
+    """Of a configuration; None means that all experts are mapped."""
+    return None if config.expert_budget < 0 else config.expert_budget
+
+
+def _open_model(artifact: Artifact, threads: int | None, residency: Residency) -> Model:
     """Raises EmberdError, also where the folder holds another artifact by now."""
     artifact.check_in_place()
-    return Model(artifact, threads)
+    return residency.open(artifact, threads)
 
 
 def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,11 @@ def test_settings_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
         ("keep_alive: [5]", "keep_alive: expected float"),
         ("keep_alive: 1e99h", "keep_alive: expected -1e"),
         ("keep_alive: .nan", "keep_alive: expected -1e"),
+        ("expert_budget: 6 GB", "expected bytes, or a number with K, M or G such as '6G'"),
+        ('expert_budget: ""', "expected bytes, or a number with K, M or G"),
+        ("expert_budget: 1e999G", "expected bytes, or a number with K, M or G"),
+        ("expert_budget: -2", "expert_budget: expected -1 to 4"),
+        ("reader_threads: 0", "reader_threads: expected 1 to 64"),
         ("host: 3", "host: expected str"),
         ('host: ""', "host: empty; write 0.0.0.0 to listen on every interface"),
         ("[" * 20_000, "nested too deep"),
@@ -73,3 +78,13 @@ def test_how_long_an_idle_model_stays(tmp_path: Path, text: str, seconds: float)
     path = tmp_path / "emberd.yaml"
     path.write_text(f"keep_alive: {text}\n")
     assert config.load(path, {}).keep_alive == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("90000", 90_000), ("90K", 92_160), ("6G", 6 << 30), ("1.5M", 1_572_864), ("-1", -1)],
+)
+def test_memory_for_experts(tmp_path: Path, text: str, size: int) -> None:
+    path = tmp_path / "emberd.yaml"
+    path.write_text(f"expert_budget: {text}\n")
+    assert config.load(path, {}).expert_budget == size

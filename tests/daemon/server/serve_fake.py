@@ -33,7 +33,7 @@ def main(delay: float, drain_seconds: float) -> None:
     )
     loading: Future[Service] = Future()
     loading.set_result(service)
-    asyncio.run(serve(service.config, service.engine.metrics, loading))
+    asyncio.run(serve(service.config, service.engine.metrics, loading, lambda: service.config))
 
 
 if __name__ == "__main__":

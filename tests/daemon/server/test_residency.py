@@ -1,0 +1,123 @@
+"""Expert budgets of a served model: settings, reloads, metrics, and disks that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.config import Config
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.experts import Residency
+from emberd.daemon.server.service import load_service
+
+EXPERT_BYTES = 24576  # of the embedded model, 64 of them
+BODY = {
+    "messages": [{"role": "user", "content": "Set the driver temperature to 23"}],
+    "max_tokens": 12,
+    "temperature": 0,
+}
+
+
+async def _ask(http: aiohttp.ClientSession, url: str) -> tuple[int, Any]:
+    async with http.post(f"{url}/v1/chat/completions", json=BODY) as response:
+        return response.status, await response.json()
+
+
+async def _metrics(http: aiohttp.ClientSession, url: str) -> dict[str, float]:
+    async with http.get(f"{url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return {k: float(v) for k, v in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+
+async def test_a_reload_changes_the_budget_and_no_answer(
+    demo_artifact: Path, tmp_path: Path
+) -> None:
+    """Case R3, through the configuration of a running daemon."""
+    path = tmp_path / "emberd.yaml"
+    settings = {"port": 0, "threads": 1, "expert_budget": "1.5M"}  # all experts
+    path.write_text(json.dumps(settings))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "emberd.daemon.cli", "serve", str(demo_artifact)),
+        *("--config", str(path)),
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        url = (await process.stdout.readline()).decode().split()[-1]
+        async with aiohttp.ClientSession() as http:
+            _, first = await _ask(http, url)
+            assert (await _metrics(http, url))["emberd_expert_budget_bytes"] == 64 * EXPERT_BYTES
+            for budget, slots, log in (
+                (150_000, None, "emberd: the expert budget of 150000 bytes is below the token_dem"),
+                (None, 6, "emberd: the expert budget is 150000"),
+                (5, None, "emberd: the configuration was not reloaded: an expert budget of 5 byte"),
+                ("9Q", None, "emberd: the configuration was not reloaded: "),
+            ):
+                if budget is not None:
+                    path.write_text(json.dumps(settings | {"expert_budget": budget}))
+                    process.send_signal(signal.SIGHUP)
+                line = (await asyncio.wait_for(process.stderr.readline(), 10)).decode()
+                assert line.startswith(log)
+                status, answer = await _ask(http, url)
+                assert (status, answer["choices"]) == (200, first["choices"])
+                if slots:
+                    values = await _metrics(http, url)
+                    assert values["emberd_expert_budget_bytes"] == 150_000
+                    for layer in range(4):
+                        assert values[f'emberd_expert_misses_total{{layer="{layer}"}}'] > 0
+                        read = values[f'emberd_expert_read_bytes_total{{layer="{layer}"}}']
+                        assert read > 0 and read % EXPERT_BYTES == 0
+            path.write_text(json.dumps(settings | {"slots": 5}))
+            process.send_signal(signal.SIGHUP)
+            line = (await asyncio.wait_for(process.stderr.readline(), 10)).decode()
+            assert line == "emberd: only a restart changes slots\n"
+    finally:
+        process.terminate()
+        await process.wait()
+    assert process.returncode == 0
+
+
+async def test_a_bank_that_cannot_be_read_fails_requests_and_not_the_daemon(
+    demo_artifact: Path, tmp_path: Path, run: Any
+) -> None:
+    """Case R2."""
+    folder = Path(shutil.copytree(demo_artifact, tmp_path / "demo"))
+    config = Config(threads=1, expert_budget=10 * EXPERT_BYTES)
+    daemon = await run(load_service(folder, config), None)
+    _, good = await _ask(daemon.http, daemon.url)
+    data = (folder / "experts.bin").read_bytes()
+    os.truncate(folder / "experts.bin", 5 * EXPERT_BYTES)
+    for _ in range(2):
+        status, refusal = await _ask(daemon.http, daemon.url)
+        assert status == 500
+        assert "cannot be read: the file was truncated" in refusal["error"]["message"]
+    with (folder / "experts.bin").open("r+b") as file:
+        file.write(data)
+    status, answer = await _ask(daemon.http, daemon.url)
+    assert (status, answer["choices"]) == (200, good["choices"])
+
+
+def test_a_budget_outlives_the_models(demo_artifact: Path) -> None:
+    artifact = Artifact.open(demo_artifact)
+    residency = Residency(10 * EXPERT_BYTES, 1)
+    assert residency.counters() == []
+    with residency.open(artifact, 1) as model, model.open_session(8) as session:
+        session.step([1])
+        assert [counters.misses for counters in residency.counters()] == [2] * 4
+        with pytest.raises(EmberdError, match="a step needs 2 experts"):
+            residency.set_budget(1)
+        assert residency.budget == model.expert_budget == 10 * EXPERT_BYTES
+    residency.set_budget(7 * EXPERT_BYTES)
+    with residency.open(artifact, 1) as model:
+        assert model.expert_budget == 7 * EXPERT_BYTES
