@@ -6,6 +6,7 @@
      "budget_bytes": n | null,     null: all experts are mapped
      "resident": n,                experts in memory
      "hit_rate": x | null,         of what steps asked the budgeted memory for; null: nothing yet
+     "class": NAME | null,         what was asked for
      "classes": [{"name", "prior"}],          of the activation map; empty without one
      "by_layer": [{"layer": i, "resident": [expert, ...],
                    "chosen": [n, ...],        by expert: tokens that chose it since loading
@@ -15,6 +16,8 @@
 `?class=NAME` gives what is expected of that class, else it is of all classes by their priors;
 without a map there is no "expected". While the model is unloaded "loaded" is false, and only the
 name and the classes are there; so with a model that does not tell about its experts.
+
+GET /v1/experts.html shows the same to people.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.protocols import WatchableExperts
 from emberd.daemon.server.api_error import ApiError
+from emberd.daemon.server.experts_page import page
 from emberd.daemon.server.keys import SERVING
 
 _DIGITS = 5  # of shares: a map's counts hold no more
@@ -35,22 +39,35 @@ routes = web.RouteTableDef()
 
 @routes.get("/v1/experts")
 async def experts(request: web.Request) -> web.Response:
+    return web.json_response(report(request))
+
+
+@routes.get("/v1/experts.html")
+async def experts_page(request: web.Request) -> web.Response:
+    """The same as a picture that renews itself."""
+    return web.Response(text=page(report(request)), content_type="text/html")
+
+
+def report(request: web.Request) -> dict[str, Any]:
+    """The answer to a request. Raises ApiError for a class that the map has not."""
     service = request.app[SERVING].service
     found = service.activation_map
-    index = _class(request.query.get("class"), found)
+    name = request.query.get("class")
+    index = _class(name, found)
     watched = service.engine.experts
     classes = () if found is None else zip(found.classes, found.priors, strict=True)
     body: dict[str, Any] = {
         "object": "experts",
         "model": service.name,
         "loaded": watched is not None,
+        "class": name,
         "classes": [
             {"name": entry.name, "prior": round(prior, _DIGITS)} for entry, prior in classes
         ],
     }
     if watched is not None:
-        body |= _report(watched, found, index)
-    return web.json_response(body)
+        body |= _watched(watched, found, index)
+    return body
 
 
 def _class(name: str | None, found: ActivationMap | None) -> int | None:
@@ -65,7 +82,7 @@ def _class(name: str | None, found: ActivationMap | None) -> int | None:
         raise ApiError(400, str(error), param="class") from None
 
 
-def _report(
+def _watched(
     watched: WatchableExperts, found: ActivationMap | None, index: int | None
 ) -> dict[str, Any]:
     layout, counters = watched.experts, watched.expert_counters()

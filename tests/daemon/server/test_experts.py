@@ -46,6 +46,7 @@ async def test_a_model_that_does_not_tell(start: Any) -> None:
         "object": "experts",
         "model": "tiny",
         "loaded": False,
+        "class": None,
         "classes": [],
     }
     error = await experts(daemon, "?class=media", 400)
@@ -109,6 +110,14 @@ async def test_a_map_of_another_model_is_said_and_left_out(
     assert "going on without a map: the activation map was made for another model" in caplog.text
     assert (await experts(daemon))["classes"] == []
     await daemon.chat("set the driver side to 21 degrees", max_tokens=3)
+
+
+async def test_the_page_is_html(run: Any, demo_artifact: Path, tmp_path: Path) -> None:
+    daemon = await serve(run, with_map(demo_artifact, tmp_path, MAP.read_bytes()))
+    async with daemon.http.get(f"{daemon.url}/v1/experts.html?class=media") as response:
+        text = await response.text()
+        assert response.status == 200 and response.content_type == "text/html"
+    assert text.count("<rect") == 2 * 64 and "of class media" in text
 
 
 async def test_while_unloaded_there_is_nothing_to_tell(run: Any, demo_artifact: Path) -> None:

@@ -1,0 +1,105 @@
+"""The answer of GET /v1/experts as a picture: the heat of every expert, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any
+from urllib.parse import quote
+
+_REFRESH_SECONDS = 2
+_LEFT, _WIDTH, _RIGHT = 70, 768, 170
+_HOTTEST = (178, 24, 43)
+_BAND = 9  # height of a row of experts
+
+
+def page(report: dict[str, Any]) -> str:
+    """An HTML page, well-formed as XML, for the JSON object `report`."""
+    name = escape(report["model"])
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8"/>',
+            f'<meta http-equiv="refresh" content="{_REFRESH_SECONDS}"/>',
+            f"<title>Experts of {name}</title>",
+            "<style>body{font:14px sans-serif;margin:2em}a{margin-right:1em}svg{margin-top:1em}"
+            "</style></head><body>",
+            f"<h1>Experts of {name}</h1>",
+            *(_loaded(report) if report["loaded"] else ["<p>The model is not in memory.</p>"]),
+            "</body></html>",
+            "",
+        ]
+    )
+
+
+def _loaded(report: dict[str, Any]) -> Iterator[str]:
+    total = report["layers"] * report["experts"]
+    budget = report["budget_bytes"]
+    kept = "all are mapped" if budget is None else f"budget {budget / 1e6:.1f} MB"
+    rate = report["hit_rate"]
+    hits = "" if rate is None else f"; {rate:.1%} of what steps asked for was there"
+    yield f"<p>{report['resident']} of {total} in memory ({kept}){hits}.</p>"
+    yield (
+        "<p>Of each layer, first line: what tokens chose since the model was loaded, the darker "
+        "the more; underlined: in memory."
+    )
+    if report["classes"]:
+        yield f" Second line: what the activation map expects of {_chosen_class(report)}."
+        yield "</p><p>"
+        for name in (None, *(entry["name"] for entry in report["classes"])):
+            yield _link(name)
+    yield "</p>"
+    yield from _picture(report)
+
+
+def _chosen_class(report: dict[str, Any]) -> str:
+    return "any command" if report["class"] is None else f"class {escape(report['class'])}"
+
+
+def _link(name: str | None) -> str:
+    query = "" if name is None else f"?class={quote(name)}"
+    return f'<a href="experts.html{query}">{escape(name or "any command")}</a>'
+
+
+def _picture(report: dict[str, Any]) -> Iterator[str]:
+    mapped = bool(report["classes"])
+    row = (_BAND + 3) * (1 + mapped) + 6
+    height = row * report["layers"]
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + _RIGHT}" '
+        f'height="{height}" font-size="11">'
+    )
+    for number, layer in enumerate(report["by_layer"]):
+        top = row * number
+        asked = layer["hits"] + layer["misses"]
+        hits = f"hits {layer['hits'] / asked:.1%}" if asked else ""
+        yield f'<text x="0" y="{top + _BAND}">layer {layer["layer"]}</text>'
+        yield f'<text x="{_LEFT + _WIDTH + 8}" y="{top + _BAND}">{hits}</text>'
+        yield from _cells(layer["chosen"], top, "chosen")
+        yield from _underlined(layer["resident"], report["experts"], top + _BAND)
+        if mapped:
+            yield from _cells(layer["expected"], top + _BAND + 3, "expected")
+    yield "</svg>"
+
+
+def _cells(values: Sequence[float], top: int, kind: str) -> Iterator[str]:
+    width, most = _WIDTH / len(values), max(values) or 1
+    for expert, value in enumerate(values):
+        yield (
+            f'<rect x="{_LEFT + expert * width:.2f}" y="{top}" width="{width:.2f}" '
+            f'height="{_BAND}" fill="{_colour(value / most)}">'
+            f"<title>expert {expert}: {kind} {value}</title></rect>"
+        )
+
+
+def _underlined(experts: Sequence[int], count: int, top: int) -> Iterator[str]:
+    width = _WIDTH / count
+    lines = "".join(f"M{_LEFT + expert * width:.2f} {top + 1}h{width:.2f}" for expert in experts)
+    if lines:
+        yield f'<path d="{lines}" stroke="#2166ac" stroke-width="2"/>'
+
+
+def _colour(heat: float) -> str:
+    """From white at 0 to a dark red at 1."""
+    channels = (round(255 + (end - 255) * heat) for end in _HOTTEST)
+    return f"rgb({','.join(map(str, channels))})"

@@ -1,0 +1,86 @@
+"""The page shows what the JSON says."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from emberd.daemon.server.experts_page import page
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    """Of two layers of four experts, some of them in memory."""
+    layers = [
+        {
+            "layer": layer,
+            "resident": [0, 3],
+            "chosen": [0, 5, 10, 0],
+            "hits": 3 * layer,
+            "misses": layer,
+            "expected": [0.25, 0.5, 0.25, 0.0],
+        }
+        for layer in range(2)
+    ]
+    return {
+        "model": "a <model>",
+        "loaded": True,
+        "class": "r&d",
+        "classes": [{"name": "r&d", "prior": 0.5}, {"name": "media", "prior": 0.5}],
+        "layers": 2,
+        "experts": 4,
+        "budget_bytes": 4_000_000,
+        "resident": 4,
+        "hit_rate": 0.75,
+        "by_layer": layers,
+    } | changes
+
+
+def parsed(text: str) -> ElementTree.Element:
+    return ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>"))
+
+
+def test_every_expert_has_its_heat() -> None:
+    root = parsed(page(report()))
+    cells = list(root.iter(f"{SVG}rect"))
+    assert len(cells) == 2 * 2 * 4
+    chosen = [cell.attrib["fill"] for cell in cells[:4]]
+    assert chosen[0] == chosen[3] == "rgb(255,255,255)"
+    assert chosen[2] == "rgb(178,24,43)" and chosen[1] not in chosen[2:]
+    titles = [title.text for title in root.iter(f"{SVG}title")]
+    assert titles[2] == "expert 2: chosen 10" and titles[5] == "expert 1: expected 0.5"
+    assert [path.attrib["d"].count("M") for path in root.iter(f"{SVG}path")] == [2, 2]
+
+
+def test_the_text_says_what_is_in_memory_and_how_well_that_does() -> None:
+    text = "".join(parsed(page(report())).itertext())
+    assert "Experts of a <model>" in text
+    assert "4 of 8 in memory (budget 4.0 MB); 75.0% of what steps asked for was there" in text
+    assert "of class r&d" in text and "hits 75.0%" in text
+    mapped = page(report(budget_bytes=None, hit_rate=None))
+    assert "(all are mapped)." in "".join(parsed(mapped).itertext())
+
+
+def test_classes_are_links() -> None:
+    root = parsed(page(report()))
+    links = {link.text: link.attrib["href"] for link in root.iter("a")}
+    assert links == {
+        "any command": "experts.html",
+        "r&d": "experts.html?class=r%26d",
+        "media": "experts.html?class=media",
+    }
+
+
+@pytest.mark.parametrize("chosen", [[0, 0, 0, 0], [7, 0, 0, 0]])
+def test_without_a_map_there_is_a_line_a_layer(chosen: list[int]) -> None:
+    layers = [{**layer, "chosen": chosen, "resident": []} for layer in report()["by_layer"]]
+    root = parsed(page(report(classes=[], by_layer=layers, **{"class": None})))
+    assert len(list(root.iter(f"{SVG}rect"))) == 8
+    assert not list(root.iter("a")) and not list(root.iter(f"{SVG}path"))
+
+
+def test_an_unloaded_model_has_no_picture() -> None:
+    root = parsed(page({"model": "m", "loaded": False, "class": None, "classes": []}))
+    assert "not in memory" in "".join(root.itertext()) and not list(root.iter(f"{SVG}svg"))
