@@ -26,9 +26,10 @@ EXPECTED = {
     "f32": {"matrix": "f32", "vocabulary": "f32", "float": "f32"},
     "q8": {"matrix": "q8", "vocabulary": "q8", "float": "f32"},
     "q4": {"matrix": "q4", "vocabulary": "q8", "float": "f32"},
+    "q4kv8": {"matrix": "q4", "vocabulary": "q8", "float": "f32"},
     "q4a8": {"matrix": "q4", "vocabulary": "q8", "float": "f32"},
 }
-ACTIVATIONS = {"f32": "float32", "q8": "int16", "q4": "int16", "q4a8": "int8"}
+ACTIVATIONS = {"f32": "float32", "q8": "int16", "q4": "int16", "q4kv8": "int16", "q4a8": "int8"}
 
 
 @pytest.mark.parametrize(("block", "weight", "kind"), WEIGHTS)
