@@ -71,6 +71,7 @@ class Engine:
         max_queue: requests that may wait.
         keep_alive: seconds after which an idle model is closed, and forgets its conversations;
             negative means never.
+        prompt_read: called after every prompt, before its answer goes on.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class Engine:
         context: int | None = None,
         keep_alive: float = -1.0,
         metrics: Metrics | None = None,
+        prompt_read: Callable[[], None] = lambda: None,
     ) -> None:
         self._open_model = open_model
+        self._prompt_read = prompt_read
         self._tokenizer = tokenizer
         self.metrics = metrics or Metrics()
         self._max_queue = max_queue
@@ -299,6 +302,8 @@ class Engine:
         self.metrics.prefill_seconds += time.monotonic() - began
         if done:
             self._complete(job)
+        elif not job.prefilling:
+            self._prompt_read()
 
     def _decode(self, model: ModelLike, jobs: list[Job]) -> None:
         """Generate a token of each job in one step.

@@ -1,14 +1,23 @@
-"""How much memory a served model's experts may take: changed as it runs, kept as it sleeps."""
+"""Which of a served model's experts are in memory: how many bytes of them, and which come first.
+
+With a budget and an activation map, the experts that commands choose most are read as soon as the
+model is opened; when a prompt has been read, those of the class that its routing looks like. Such
+reads give way to those that a step waits for."""
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
+from collections.abc import Sequence
 
+from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.bindings import ExpertCounters
 from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
+
+_UNSEEN = 1e-4  # share of the choices that an expert is given which a class never chose
 
 
 class Residency:
@@ -17,9 +26,16 @@ class Residency:
     Attributes: `budget` (bytes; None: all experts are mapped).
     """
 
-    def __init__(self, budget: int | None, reader_threads: int) -> None:
+    def __init__(
+        self,
+        budget: int | None,
+        reader_threads: int,
+        activation_map: ActivationMap | None = None,
+    ) -> None:
         self.budget = budget
         self._reader_threads = reader_threads
+        self._map = activation_map
+        self._counted: Sequence[int] = ()  # choices of each expert when a prompt was last read
         self._lock = threading.Lock()
         self._model: weakref.ref[Model] | None = None
 
@@ -28,7 +44,19 @@ class Residency:
         with self._lock:
             model = Model(artifact, threads, self.budget, self._reader_threads)
             self._model = weakref.ref(model)
-            return model
+            self._counted = model.chosen_experts()
+        self._warm(model, None)
+        return model
+
+    def prompt_read(self) -> None:
+        """Warms the experts of the class that the tokens since the last call are likeliest of."""
+        model = self._opened()
+        if model is None or self._map is None or self.budget is None:
+            return
+        chosen = model.chosen_experts()
+        news = [now - before for now, before in zip(chosen, self._counted, strict=True)]
+        self._counted = chosen
+        self._warm(model, likeliest_class(self._map, news))
 
     def set_budget(self, budget: int | None) -> None:
         """Changes the budget of the open model, after the step that it is at, and of later ones.
@@ -50,5 +78,28 @@ class Residency:
         model = self._opened()
         return [] if model is None else model.expert_counters()
 
+    def _warm(self, model: Model, command_class: int | None) -> None:
+        """Has the experts read that the class chooses most, as many as fit."""
+        if self._map is not None and self.budget is not None:
+            slots = self.budget // model.experts.expert_bytes
+            model.warm_experts(self._map.hottest(slots, command_class))
+
     def _opened(self) -> Model | None:
         return None if self._model is None else self._model()
+
+
+def likeliest_class(activation_map: ActivationMap, chosen: Sequence[int]) -> int:
+    """The class that tokens are likeliest of which chose each expert so often, [layers * experts]:
+    naive Bayes over the choices of the map's classes, with their priors."""
+
+    def likelihood(command_class: int) -> float:
+        total = math.log(activation_map.priors[command_class])
+        for layer in range(activation_map.layers):
+            start = layer * activation_map.experts
+            row = chosen[start : start + activation_map.experts]
+            for count, share in zip(row, activation_map.mass(layer, command_class), strict=True):
+                if count:
+                    total += count * math.log(share + _UNSEEN)
+        return total
+
+    return max(range(len(activation_map.classes)), key=likelihood)

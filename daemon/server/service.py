@@ -51,7 +51,8 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
     generation = read_json(artifact, "generation_config.json")
     tokenizer = load_tokenizer(artifact)
     template = load_template(artifact)
-    residency = Residency(expert_budget(config), config.reader_threads)
+    activation_map = ActivationMap.of(artifact)
+    residency = Residency(expert_budget(config), config.reader_threads, activation_map)
     engine = Engine(
         lambda: _open_model(artifact, config.threads or None, residency),
         tokenizer,
@@ -60,6 +61,7 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
         max_queue=config.max_queue,
         keep_alive=config.keep_alive,
         metrics=metrics,
+        prompt_read=residency.prompt_read,
     )
     return Service(
         name=artifact.model.name,
@@ -70,7 +72,7 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
         config=config,
         defaults=sampling_defaults(generation),
         created=int((path / "manifest.json").stat().st_mtime),
-        activation_map=ActivationMap.of(artifact),
+        activation_map=activation_map,
         residency=residency,
     )
 

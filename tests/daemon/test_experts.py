@@ -1,0 +1,121 @@
+"""What is read ahead follows the map, and the class that a prompt's routing looks like."""
+
+from __future__ import annotations
+
+import json
+import time
+from array import array
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emberd.daemon.activation_map import SUCCESSORS, ActivationMap, CommandClass, Transitions
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.core import Model
+from emberd.daemon.experts import Residency, likeliest_class
+from emberd.daemon.prompt import load_template, load_tokenizer
+
+DEMO = Path(__file__).parents[2] / "firmware_assets" / "demo"
+SLOTS = 16  # of the 64 experts of the embedded model
+
+
+def small_map(choices: list[list[int]], commands: list[int]) -> ActivationMap:
+    """Of one layer, with a class for each row of choices."""
+    experts = len(choices[0])
+    nothing = Transitions(experts, *(array("H", bytes(2 * experts * SUCCESSORS)) for _ in range(2)))
+    classes = tuple(
+        CommandClass(f"class {i}", count, sum(row), array("I", row))
+        for i, (row, count) in enumerate(zip(choices, commands, strict=True))
+    )
+    return ActivationMap("model", 1, experts, 1, classes, nothing, nothing)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ([5, 1, 0, 0], 0),
+        ([0, 1, 4, 0], 1),
+        ([0, 0, 0, 3], 2),  # an expert that no class ever chose tells nothing: the priors do
+        ([0, 0, 0, 0], 2),
+        ([2, 0, 2, 0], 2),  # seldom in class 2, but never in the others
+    ],
+)
+def test_likeliest_class(chosen: list[int], expected: int) -> None:
+    classes = small_map([[90, 10, 0, 0], [0, 10, 90, 0], [20, 60, 20, 0]], [1, 1, 2])
+    assert likeliest_class(classes, chosen) == expected
+
+
+@pytest.fixture(scope="module")
+def activation_map() -> ActivationMap:
+    return ActivationMap.read(DEMO / "expert_activation_map.bin")
+
+
+def resident(model: Model) -> set[tuple[int, int]]:
+    experts = model.experts.experts
+    return {divmod(i, experts) for i, there in enumerate(model.resident_experts()) if there}
+
+
+def settled(model: Model) -> set[tuple[int, int]]:
+    """What is resident when nothing more is read."""
+    before: set[tuple[int, int]] = set()
+    while (now := resident(model)) != before or len(now) < SLOTS:
+        before = now
+        time.sleep(0.05)
+    return now
+
+
+def prompts(artifact: Artifact, name: str) -> list[list[int]]:
+    """Held-out commands of a class, as tokens."""
+    tokenizer, template = load_tokenizer(artifact), load_template(artifact)
+    assert template is not None
+    lines = map(json.loads, (DEMO / "heldout.jsonl").read_text(encoding="utf-8").splitlines())
+    chats = [line["messages"] for line in lines if line["class"] == name]
+    found = [chat[: 1 + (chat[0]["role"] == "system")] for chat in chats]
+    return [tokenizer.encode_with_control(template.render(m, True, {})) for m in found[:20]]
+
+
+def test_the_map_is_warmed_and_then_the_class_of_the_prompt(
+    demo_artifact: Path, activation_map: ActivationMap
+) -> None:
+    artifact = Artifact.open(demo_artifact)
+    with Model(artifact) as model:
+        budget = SLOTS * model.experts.expert_bytes
+    residency = Residency(budget, 2, activation_map)
+    with residency.open(artifact, 2) as model:
+        assert settled(model) == set(activation_map.hottest(SLOTS))
+        for index, entry in enumerate(activation_map.classes):
+            with model.open_session(256) as session:
+                session.prefill(prompts(artifact, entry.name)[0])
+            residency.prompt_read()
+            hottest = activation_map.hottest(SLOTS, index)
+            others = activation_map.hottest(SLOTS, (index + 1) % len(activation_map.classes))
+            now = settled(model)
+            assert len(now & set(hottest)) > len(now & set(others))
+
+
+def test_the_class_of_a_prompt_is_told_by_its_routing(
+    demo_artifact: Path, activation_map: ActivationMap
+) -> None:
+    right, artifact = [], Artifact.open(demo_artifact)
+    with Model(artifact, 2) as model:
+        before = np.array(model.chosen_experts(), np.int64)
+        for index, entry in enumerate(activation_map.classes):
+            for tokens in prompts(artifact, entry.name):
+                with model.open_session(256) as session:
+                    session.prefill(tokens)
+                now = np.array(model.chosen_experts(), np.int64)
+                right.append(likeliest_class(activation_map, (now - before).tolist()) == index)
+                before = now
+    assert np.mean(right) >= 0.8
+
+
+def test_without_a_budget_or_a_map_nothing_is_read_ahead(
+    demo_artifact: Path, activation_map: ActivationMap
+) -> None:
+    artifact = Artifact.open(demo_artifact)
+    for residency in (Residency(None, 2, activation_map), Residency(10**6, 2, None)):
+        residency.prompt_read()
+        with residency.open(artifact, 1) as model:
+            residency.prompt_read()
+            assert sum(c.bytes for c in model.expert_counters()) == 0
+        residency.prompt_read()
