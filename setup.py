@@ -8,6 +8,7 @@ setup(
             "emberd.daemon.native._core",
             sources=[
                 "daemon/native/draw.c",
+                "daemon/native/guard.c",
                 "daemon/native/library.c",
                 "daemon/native/memory.c",
                 "daemon/native/model.c",

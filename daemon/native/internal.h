@@ -26,6 +26,7 @@ bool ember_fail(ember_error error, const char *format, ...) __attribute__((forma
 typedef struct {
     char *base; /* NULL when bytes is 0 */
     size_t bytes;
+    int guard; /* of a file's map; 0: none */
 } ember_mapping;
 
 typedef enum { EMBER_MAP_PLAIN, EMBER_MAP_HUGE } ember_map_kind;
@@ -44,6 +45,13 @@ void ember_mapping_drop(ember_mapping *mapping, int64_t offset, int64_t bytes);
 void ember_mapping_keep(ember_mapping *mapping);
 void ember_mapping_clear(ember_mapping *mapping); /* anonymous memory: back to zero, given back */
 void ember_unmap(ember_mapping *mapping);
+
+/* ---- guard.c */
+/* Guards a map of a file against faults; a number for the guard, or 0 when there is none left. */
+int ember_guard(const char *base, size_t bytes, int file);
+void ember_unguard(int number);
+/* Whether a page could not be read since the last call; the file is then mapped again. */
+bool ember_guard_renew(int number);
 
 /* ---- pool.c */
 int64_t ember_nanoseconds(void); /* of the monotonic clock */

@@ -87,7 +87,7 @@ bool ember_map_file(ember_mapping *mapping, int file, int64_t bytes, const char 
                           strerror(errno));
     if (ahead)
         madvise(base, (size_t)bytes, MADV_WILLNEED); /* a hint as well */
-    *mapping = (ember_mapping){base, (size_t)bytes};
+    *mapping = (ember_mapping){base, (size_t)bytes, ember_guard(base, (size_t)bytes, file)};
     return true;
 }
 
@@ -106,7 +106,7 @@ bool ember_map_zeroed(ember_mapping *mapping, int64_t bytes, ember_map_kind kind
     if (base == MAP_FAILED)
         return ember_fail(error, "cannot reserve %lld bytes of %s memory: %s", (long long)bytes,
                           name, strerror(errno));
-    *mapping = (ember_mapping){base, (size_t)bytes};
+    *mapping = (ember_mapping){.base = base, .bytes = (size_t)bytes};
     return true;
 }
 
@@ -118,7 +118,7 @@ bool ember_map_reserved(ember_mapping *mapping, int64_t bytes, const char *name,
     if (base == MAP_FAILED)
         return ember_fail(error, "cannot reserve %lld bytes of %s memory: %s", (long long)bytes,
                           name, strerror(bytes < 1 ? EINVAL : errno));
-    *mapping = (ember_mapping){base, (size_t)bytes};
+    *mapping = (ember_mapping){.base = base, .bytes = (size_t)bytes};
     return true;
 }
 
@@ -153,6 +153,7 @@ void ember_mapping_clear(ember_mapping *mapping)
 
 void ember_unmap(ember_mapping *mapping)
 {
+    ember_unguard(mapping->guard);
     if (mapping->base)
         munmap(mapping->base, mapping->bytes);
     *mapping = (ember_mapping){0};

@@ -22,7 +22,8 @@ static bool map_sections(ember_model *model, const ember_model_config *config, e
         return false;
     if (config->tables_bytes > 0)
         memcpy(sections[EMBER_TABLES].base, config->tables, (size_t)config->tables_bytes);
-    sections[EMBER_LOGITS] = (ember_mapping){(char *)config->logits, (size_t)config->logits_bytes};
+    sections[EMBER_LOGITS] = (ember_mapping){.base = (char *)config->logits,
+                                             .bytes = (size_t)config->logits_bytes};
     return true;
 }
 

@@ -202,9 +202,10 @@ ember_pool *ember_pool_open(int threads, const int32_t *cpus, int cpu_count, emb
     }
     memset(pool, 0, sizeof *pool);
     pool->threads = threads;
-    /* Signals are for the threads of the program around us. */
+    /* Signals are for the threads of the program around us, but for those of a guard's fault. */
     sigset_t all, before;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int code = 0;
     for (int i = 1; i < threads && code == 0; i++)

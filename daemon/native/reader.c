@@ -91,9 +91,10 @@ static int start_threads(ember_reader *reader, int threads)
     if (code != 0)
         return code;
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    /* Signals are for the threads of the program around us. */
+    /* Signals are for the threads of the program around us, but for those of a guard's fault. */
     sigset_t all, before;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (int i = 0; i < threads && code == 0; i++) {
         code = pthread_create(&reader->threads[i], &attributes, work, reader);

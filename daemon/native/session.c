@@ -91,6 +91,17 @@ static bool check_step(const ember_session *session, const int32_t *tokens, int3
     return true;
 }
 
+/* What a step computed from pages that could not be read is worth nothing. */
+static bool check_maps(const ember_model *model, ember_error error)
+{
+    bool weights = ember_guard_renew(model->sections[EMBER_WEIGHTS].guard);
+    bool experts = ember_guard_renew(model->sections[EMBER_EXPERTS].guard);
+    if (weights || experts)
+        return ember_fail(error, "%s cannot be read: the file was truncated or its disk failed",
+                          weights ? "weights.bin" : "experts.bin");
+    return true;
+}
+
 /* Runs the sequences of two roles, the second one unless it is EMBER_BODY; the tokens and
  * positions are in their sections. `sessions`: as in ember_run. */
 static ember_status run(ember_model *model, int32_t tokens, const ember_session_memory *sessions,
@@ -116,6 +127,7 @@ static ember_status run(ember_model *model, int32_t tokens, const ember_session_
     bool ok = ember_program_run(&model->program, body, &run, error) &&
               (second == EMBER_BODY || ember_program_run(&model->program, tail, &run, error));
     ember_library_use_pool(NULL);
+    ok = check_maps(model, error) && ok;
     if (ok && model->trace)
         model->trace->tokens += tokens;
     return ok ? EMBER_OK : EMBER_FAILED;

@@ -251,6 +251,24 @@ def test_a_truncated_bank_fails_the_request_and_no_more(
         assert conversation(model) == expected
 
 
+@pytest.mark.parametrize("name", ["experts.bin", "weights.bin"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_truncated_map_fails_the_request_and_not_the_process(
+    copied: Path, expected: list[bytes], name: str, threads: int
+) -> None:
+    data = (copied / name).read_bytes()
+    with Model(Artifact.open(copied), threads) as model, model.open_session(256) as session:
+        assert conversation(model) == expected
+        os.truncate(copied / name, 3 * 4096)
+        for _ in range(2):
+            with pytest.raises(EmberdError, match=f"{name} cannot be read: the file was truncated"):
+                session.step(PROMPT_TOKENS)
+            session.reset()
+        with (copied / name).open("r+b") as file:
+            file.write(data)
+        assert conversation(model) == expected
+
+
 def test_a_bank_that_vanishes_is_still_read(copied: Path, expected: list[bytes]) -> None:
     with Model(Artifact.open(copied), 2, 5 * 24576) as model:
         (copied / "experts.bin").unlink()
