@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from emberd.compile.predict.lstm import Lstm
 from emberd.compile.predict.map_ranking import MapRanking
 from emberd.compile.predict.map_transitions import LayerTransitions, TokenTransitions
 from emberd.compile.predict.predictor import Predictor
@@ -11,9 +14,15 @@ from emberd.compile.residency.trace import TraceHeader
 from emberd.daemon.activation_map import ActivationMap
 
 
-def available(header: TraceHeader, found: ActivationMap | None) -> dict[str, Predictor]:
-    """By name, for traces with this header; those that need an activation map only with one."""
+def available(
+    header: TraceHeader, found: ActivationMap | None, lstm: Path | None
+) -> dict[str, Predictor]:
+    """By name, for traces with this header: those that need an activation map or a trained network
+    only with one. Raises EmberdError where one is of another model."""
     predictors: list[Predictor] = [PreviousToken(header), Window(header)]
     if found is not None:
+        found.check_model(header.model)
         predictors += [MapRanking(found), TokenTransitions(found), LayerTransitions(found)]
+    if lstm is not None:
+        predictors.append(Lstm(lstm, header))
     return {predictor.name: predictor for predictor in predictors}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from emberd.compile.cli import main
 from emberd.compile.residency.trace import CommandTrace, TraceHeader, TraceWriter
+from needs import needs
 from routing import CYCLE, counted, cycle
 
 
@@ -68,5 +69,36 @@ def test_errors_are_one_line(
         ([str(write(tmp_path / "read", [cycle(9, 9)]))], "no answers"),
     ):
         assert main(["predict", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
+def test_a_network_is_trained_and_judged(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs("torch")
+    network = tmp_path / "predictor.onnx"
+    train = ["--train", str(write(tmp_path / "learn", [cycle(60, 0)])), "--steps", "2"]
+    assert main(["predict", str(trace), "--lstm", str(network), *train]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("lstm ") and len(lines[-2].split()) == 8
+    assert lines[-1].startswith("lstm: 59")
+    assert main(["predict", str(trace), "--lstm", str(network)]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_training_needs_a_trace_to_learn_from(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs("torch")
+    network = ["--lstm", str(tmp_path / "predictor.onnx")]
+    short = write(tmp_path / "short", [cycle(1, 0)])
+    for arguments, message in (
+        (["--train", str(trace)], "say with --lstm"),
+        (["--train", str(short), *network], "short: no command of two tokens"),
+        (["--train", str(trace), "--steps", "0", *network], "--steps 0"),
+        (network, "predictor.onnx: cannot be read"),
+    ):
+        assert main(["predict", str(trace), *arguments]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1

@@ -18,7 +18,7 @@ NAMES = ["previous-token", "window", "map-ranking", "token-transitions", "layer-
 
 
 def predictor(name: str) -> Predictor:
-    return available(CYCLE, LEARNT)[name]
+    return available(CYCLE, LEARNT, None)[name]
 
 
 def recalls(name: str, found: CommandTrace, budget: int) -> list[float]:
@@ -75,7 +75,7 @@ def test_the_next_layer_is_predicted_from_those_before() -> None:
 
 def test_window_counts_the_last_sixteen() -> None:
     found = noise(RANDOM, 50, 10, 0)
-    scores = available(RANDOM, None)["window"].scores(found)
+    scores = available(RANDOM, None, None)["window"].scores(found)
     for token in range(50):
         for layer in range(3):
             seen = found.ids[max(0, token - 15) : token + 1, layer].ravel()
@@ -87,7 +87,7 @@ def test_window_counts_the_last_sixteen() -> None:
 def test_the_latest_are_first_and_of_a_token_the_heavier() -> None:
     ids = np.array([[[4, 1, 0]], [[1, 5, 2]], [[6, 2, 7]]], np.uint16)
     header = TraceHeader("ab" * 32, layers=1, experts=9, top_k=3, expert_bytes=4096)
-    scores = available(header, None)["previous-token"].scores(command(ids, 0))
+    scores = available(header, None, None)["previous-token"].scores(command(ids, 0))
     assert np.argsort(-scores[2, 0, 0], kind="stable")[:7].tolist() == [6, 2, 7, 1, 5, 4, 0]
     assert (scores[2, 0, 0, [3, 8]] == 0).all()
 
@@ -95,7 +95,7 @@ def test_the_latest_are_first_and_of_a_token_the_heavier() -> None:
 def test_what_is_long_ago_is_forgotten() -> None:
     ids = np.array([[[8]]] + [[[1]]] * 16, np.uint16)
     header = TraceHeader("ab" * 32, layers=1, experts=9, top_k=1, expert_bytes=4096)
-    scores = available(header, None)["previous-token"].scores(command(ids, 0))
+    scores = available(header, None, None)["previous-token"].scores(command(ids, 0))
     assert scores[15, 0, 0, 8] > 0 and scores[16, 0, 0, 8] == 0
 
 
@@ -104,7 +104,7 @@ def test_later_tokens_are_expected_by_the_transitions_of_the_next() -> None:
     header = TraceHeader("ab" * 32, layers=1, experts=3, top_k=1, expert_bytes=4096)
     ids = np.array([0, 1, 2, 0, 1, 2, 0, 2, 0, 1, 2] * 40, np.uint16).reshape(-1, 1, 1)
     learnt = counted(header, [command(ids, 0)])
-    scores = available(header, learnt)["token-transitions"].scores(command(ids[:1], 0))
+    scores = available(header, learnt, None)["token-transitions"].scores(command(ids[:1], 0))
     expected = [[0, 0.75, 0.25], [0.25, 0, 0.75], [0.75, 0.1875, 0.0625]]
     np.testing.assert_allclose(scores[0, :, 0], expected, atol=2e-3)
 

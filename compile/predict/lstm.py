@@ -1,0 +1,62 @@
+"""A small recurrent network, trained on traces, that looks at the last WINDOW tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from emberd.compile.predict.network import FORMAT, VERSION, Weights
+from emberd.compile.predict.predictor import AHEAD, WINDOW, Scores
+from emberd.compile.residency.trace import CommandTrace, TraceHeader
+from emberd.daemon.errors import EmberdError
+from onnx import numpy_helper
+
+
+class Lstm:
+    """Runs a file that `emberc predict --train` wrote in onnxruntime.
+
+    Raises EmberdError when it is not such a file, or has learnt the routing of another model.
+    """
+
+    name = "lstm"
+    horizons = tuple(range(1, AHEAD + 1))
+
+    def __init__(self, path: Path, header: TraceHeader) -> None:
+        try:
+            data = path.read_bytes()
+            model = onnx.load_model_from_string(data)
+            onnx.checker.check_model(model)
+            about = {entry.key: entry.value for entry in model.metadata_props}
+            known = (about["format"], about["version"]) == (FORMAT, VERSION)
+        except OSError as error:
+            raise EmberdError(f"{path}: cannot be read: {error.strerror}") from None
+        except Exception:  # protobuf and the checker raise types of their own
+            known = False
+        if not known:
+            raise EmberdError(f"{path}: not a predictor; emberc predict --train writes them")
+        if about.get("model") != header.model:
+            raise EmberdError(f"{path}: has learnt the routing of another model: train it again")
+        self.weights = Weights(
+            **{entry.name: numpy_helper.to_array(entry) for entry in model.graph.initializer}
+        )
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(
+            data, options, providers=["CPUExecutionProvider"]
+        )
+
+    def scores(self, command: CommandTrace) -> Scores:
+        """See Predictor. Each token's window is one of a batch; the first ones are shorter."""
+        tokens = np.arange(len(command.ids))
+        ids = command.ids.astype(np.int32)
+        hidden = np.zeros((len(ids), self.weights.state_size), np.float32)
+        cell = np.zeros_like(hidden)
+        scores: Scores
+        for ago in range(WINDOW - 1, -1, -1):
+            there = tokens >= ago
+            feed = {"ids": ids[np.maximum(tokens - ago, 0)], "hidden": hidden, "cell": cell}
+            scores, hidden, cell = self._session.run(["scores", "hidden_out", "cell_out"], feed)
+            hidden[~there] = cell[~there] = 0  # before the first token of the command
+        return scores

@@ -1,0 +1,135 @@
+"""The network of the lstm predictor: its weights, one step in numpy, and that step as ONNX.
+
+A token's experts of all layers are embedded and added up (the product of a multi-hot vector with
+the embedding); a long short-term memory (Hochreiter and Schmidhuber 1997, with forget gates as in
+torch.nn.LSTM) takes them token by token, its state zero before the first of a window; for each of
+the next AHEAD tokens a projection of its output is multiplied with every expert's embedding.
+
+The file is one ONNX graph of standard operators, with its weights inside: `ids` int32 [windows,
+layers, top_k], `hidden` and `cell` f32 [windows, H] -> `scores` f32 [windows, AHEAD, layers,
+experts], `hidden_out`, `cell_out`. Its metadata name the model whose routing it has learnt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import onnx
+from emberd.compile.blocks.graph import IR_VERSION, OPSET, Graph, Shape, floats
+from emberd.compile.predict.predictor import AHEAD, WINDOW, Scores
+from emberd.compile.residency.trace import TraceHeader
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+Floats = NDArray[np.float32]
+
+FORMAT = "emberd-predictor"
+VERSION = "1"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """float32, with D the size of an embedding and H that of the state; gates are in the order
+    input, forget, cell, output.
+
+    embedding [layers * experts, D]; input_weight [4H, D], state_weight [4H, H], gate_bias [4H];
+    ahead_weight [AHEAD * D, H], ahead_bias [AHEAD * D]; score_bias [AHEAD, layers * experts].
+    """
+
+    embedding: Floats
+    input_weight: Floats
+    state_weight: Floats
+    gate_bias: Floats
+    ahead_weight: Floats
+    ahead_bias: Floats
+    score_bias: Floats
+
+    @property
+    def state_size(self) -> int:
+        """H."""
+        return int(self.state_weight.shape[1])
+
+    @property
+    def count(self) -> int:
+        """How many numbers they are."""
+        return sum(value.size for value in self.named().values())
+
+    @property
+    def multiplications(self) -> int:
+        """Of one prediction: WINDOW steps, and the scores after the last of them."""
+        steps = self.input_weight.size + self.state_weight.size
+        return WINDOW * steps + self.ahead_weight.size + AHEAD * self.embedding.size
+
+    def named(self) -> dict[str, Floats]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def reference(
+    weights: Weights, ids: NDArray[np.integer], hidden: Floats, cell: Floats
+) -> tuple[Scores, Floats, Floats]:
+    """One step: ids [windows, layers, top_k], hidden and cell [windows, H] -> scores [windows,
+    AHEAD, layers, experts], and the new hidden and cell."""
+    windows, layers, _ = ids.shape
+    experts = len(weights.embedding) // layers
+    rows = ids + experts * np.arange(layers)[:, None]
+    x = weights.embedding[rows.reshape(windows, -1)].sum(axis=1)
+    gates = x @ weights.input_weight.T + hidden @ weights.state_weight.T + weights.gate_bias
+    take, keep, new, give = np.split(gates, 4, axis=1)
+    cell = _sigmoid(keep) * cell + _sigmoid(take) * np.tanh(new)
+    hidden = _sigmoid(give) * np.tanh(cell)
+    ahead = (hidden @ weights.ahead_weight.T + weights.ahead_bias).reshape(windows, AHEAD, -1)
+    scores = (ahead @ weights.embedding.T + weights.score_bias).astype(np.float32)
+    return scores.reshape(windows, AHEAD, layers, experts), hidden, cell
+
+
+def to_onnx(weights: Weights, header: TraceHeader) -> onnx.ModelProto:
+    """The step as a checked graph, for traces with this header."""
+    graph = Graph()
+    offsets = header.experts * np.arange(header.layers, dtype=np.int32)[:, None]
+    rows = graph.add("Add", "ids", graph.constant(offsets))
+    rows = graph.reshape(rows, -1, header.layers * header.top_k)
+    embedded = graph.add("Gather", "embedding", rows, axis=0)
+    x = graph.add("ReduceSum", embedded, graph.constant([1]), keepdims=0)
+    gates = graph.add(
+        "Add", graph.linear(x, "input_weight"), graph.linear("hidden", "state_weight")
+    )
+    gates = graph.add("Add", gates, "gate_bias")
+    sizes = [weights.state_size] * 4
+    take, keep, new, give = graph.split(gates, sizes, ["take", "keep", "new", "give"])
+    kept = graph.add("Mul", graph.add("Sigmoid", keep), "cell")
+    taken = graph.add("Mul", graph.add("Sigmoid", take), graph.add("Tanh", new))
+    cell = graph.add("Add", kept, taken, outputs=["cell_out"])
+    given = graph.add("Sigmoid", give)
+    hidden = graph.add("Mul", given, graph.add("Tanh", cell), outputs=["hidden_out"])
+    ahead = graph.add("Add", graph.linear(hidden, "ahead_weight"), "ahead_bias")
+    ahead = graph.reshape(ahead, -1, AHEAD, weights.embedding.shape[1])
+    scores = graph.add("Add", graph.linear(ahead, "embedding"), "score_bias")
+    graph.reshape(scores, -1, AHEAD, header.layers, header.experts, output="scores")
+    state: Shape = ["windows", weights.state_size]
+    ids = helper.make_tensor_value_info(
+        "ids", TensorProto.INT32, ["windows", header.layers, header.top_k]
+    )
+    model = helper.make_model(
+        helper.make_graph(
+            graph.nodes,
+            "predictor",
+            [ids, floats("hidden", state), floats("cell", state)],
+            [
+                floats("scores", ["windows", AHEAD, header.layers, header.experts]),
+                floats("hidden_out", state),
+                floats("cell_out", state),
+            ],
+            [numpy_helper.from_array(value, name) for name, value in weights.named().items()],
+        ),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        producer_name="emberd",
+        ir_version=IR_VERSION,
+    )
+    helper.set_model_props(model, {"format": FORMAT, "version": VERSION, "model": header.model})
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def _sigmoid(x: Floats) -> Floats:
+    return np.float32(1) / (np.float32(1) + np.exp(-x))
