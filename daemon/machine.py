@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 from collections.abc import Callable
@@ -85,7 +86,8 @@ def _cgroup_quota() -> float | None:
 
 
 def return_free_memory() -> None:
-    """Gives memory that was freed back to the system, where the C library keeps it (glibc)."""
+    """Gives memory back to the system: that of garbage, and what the C library keeps (glibc)."""
+    gc.collect()
     if trim := _malloc_trim():
         trim(0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -55,6 +56,7 @@ async def serve(
     except EmberdError:
         await runner.cleanup()
         raise
+    gc.enable()
     stop = asyncio.Event()
 
     def on_signal() -> None:

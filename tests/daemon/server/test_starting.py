@@ -26,7 +26,7 @@ CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 NEEDLESS = {"emberd.compile", "numpy", "onnx", "_ssl", "torch", "tvm", "yaml"}
 
 
-async def test_the_first_token_needs_no_numpy(demo_artifact: Path) -> None:
+async def test_the_first_token_needs_neither_numpy_nor_openssl(demo_artifact: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-X", "importtime", "-m", "emberd.daemon.cli"),
         *("serve", str(demo_artifact), "--port", "0"),
@@ -47,11 +47,13 @@ async def test_the_first_token_needs_no_numpy(demo_artifact: Path) -> None:
     ask = aiohttp.request("POST", f"{url}/v1/chat/completions", json=CHAT)
     async with ask as response:
         assert response.status == 200
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
     process.terminate()
     await reading
     assert await process.wait() == 0
     assert "emberd.daemon.engine" in imported
     assert imported & NEEDLESS == set()
+    assert "_core" in maps and "libcrypto" not in maps and "libssl" not in maps
 
 
 class _Starting:
