@@ -19,6 +19,7 @@ from emberd.compile.files import write_whole
 from emberd.compile.residency.commands import Command, CommandReader
 from emberd.compile.residency.counts import RoutingCounts
 from emberd.compile.residency.trace import CommandTrace, TraceHeader, TraceWriter
+from emberd.daemon.activation_map import most_classes
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import LogitsRole, Model, Session
 from emberd.daemon.errors import EmberdError
@@ -173,6 +174,11 @@ def profile(
         todo = list(_shown(reader.read(commands), "reading commands"))
         if not todo:
             raise EmberdError(f"{commands}: no commands")
+        names, most = {command.command_class for command in todo}, most_classes(*shape[:2])
+        if len(names) > most:
+            raise EmberdError(
+                f"{commands}: {len(names)} classes, but a map of this model holds {most}"
+            )
         writer = None
         if trace is not None:
             header = TraceHeader(artifact.model.identity, *shape, model.experts.expert_bytes)

@@ -46,6 +46,8 @@ _MAX_EXPERTS = 1 << 16
 _MAX_COUNT = 2**32 - 1
 SHARE_UNIT = 65535
 _NAME_CHARACTERS = 80
+_OTHER_BYTES = 512  # of a file at most, beside its classes and transitions
+_CLASS_BYTES = 4 * _NAME_CHARACTERS + 128  # of a class at most, beside its choices
 
 log = logging.getLogger("emberd")
 
@@ -259,6 +261,13 @@ class ActivationMap:
             ]
             for layer in range(self.layers)
         ]
+
+
+def most_classes(layers: int, experts: int) -> int:
+    """How many classes a map of this shape holds, whatever their names."""
+    entries = layers * experts
+    transitions = 2 * 2 * 2 * SUCCESSORS * entries
+    return (MAX_BYTES - transitions - _OTHER_BYTES) // (4 * entries + _CLASS_BYTES)
 
 
 def _command_class(record: Record, layers: int, experts: int, top_k: int) -> CommandClass:

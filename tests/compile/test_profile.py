@@ -116,6 +116,10 @@ def test_errors_are_one_line_and_leave_nothing(
     for text, message in (
         ("", "no commands"),
         (json.dumps({"class": "a", "prompt": "x"}) + "\n{", "line 2: not JSON"),
+        (
+            "\n".join(json.dumps({"class": f"c{number}", "prompt": "x"}) for number in range(4000)),
+            "4000 classes, but a map of this model holds",
+        ),
     ):
         commands.write_text(text)
         assert main([*arguments, str(output)]) == 2

@@ -15,6 +15,7 @@ from emberd.daemon.activation_map import (
     MAX_BYTES,
     SUCCESSORS,
     ActivationMap,
+    most_classes,
 )
 from emberd.daemon.artifact import Artifact, ArtifactWriter
 from emberd.daemon.errors import EmberdError
@@ -80,6 +81,15 @@ def test_a_map_for_40_layers_of_256_experts_fits_the_limit() -> None:
     large = random_map(40, 256, 8, classes, tokens=4)
     assert len(large.to_bytes()) <= MAX_BYTES
     assert ActivationMap.from_bytes(large.to_bytes()) == large
+
+
+@pytest.mark.parametrize(("layers", "experts"), [(40, 256), (48, 512), (1, 2)])
+def test_as_many_classes_as_are_promised_fit(layers: int, experts: int) -> None:
+    most = min(most_classes(layers, experts), 200)
+    assert most > 0
+    classes = tuple(f"{number:03}" + "\N{GRINNING FACE}" * 77 for number in range(most))
+    data = random_map(layers, experts, 2, classes, tokens=1).to_bytes()
+    assert ActivationMap.from_bytes(data).classes[-1].name == classes[-1]
 
 
 def test_too_many_classes_are_refused() -> None:
