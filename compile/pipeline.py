@@ -15,6 +15,7 @@ from emberd.compile.passes.fuse_expert_gather import fuse_expert_gather
 from emberd.compile.passes.fuse_gated_activation import fuse_gated_activation
 from emberd.compile.passes.fuse_gated_sum import fuse_gated_sum
 from emberd.compile.passes.fuse_linear import fuse_embedding, fuse_linear
+from emberd.compile.passes.fuse_projections import fuse_projections
 from emberd.compile.passes.fuse_rms_norm import fuse_rms_norm
 from emberd.compile.passes.fuse_router import fuse_router
 from emberd.compile.passes.import_onnx import import_onnx
@@ -30,7 +31,13 @@ from emberd.daemon.errors import EmberdError
 from tvm import tirx
 
 # Without these a model still compiles, to slower kernels; every other pass is needed.
-OPTIONAL_PASSES = ("fuse_gated_activation", "fuse_gated_sum", "fuse_rms_norm", "moa_fusion")
+OPTIONAL_PASSES = (
+    "fuse_gated_activation",
+    "fuse_gated_sum",
+    "fuse_projections",
+    "fuse_rms_norm",
+    "moa_fusion",
+)
 _GATHERED_BYTES = 1 << 30  # of dequantised experts that a chunk may gather without moa_fusion
 
 
@@ -119,6 +126,7 @@ def _phases(
         fuse_linear(),
         fuse_embedding(),
         quantise(recipe, block),
+        fuse_projections(),
         lower_kernels(isa, library),
         lower_remaining(),
         plan_memory(),

@@ -121,6 +121,14 @@ def _linear(tensors: Sequence[Array], scalars: Sequence[Any]) -> Array:
     return linear.reference(x, _weight(weight, scalars), *residual)
 
 
+def _projections(tensors: Sequence[Array], scalars: Sequence[Any]) -> tuple[Array, ...]:
+    x, *weights = tensors
+    return tuple(
+        linear.reference(x, _weight(weight, scalars[4 * i : 4 * i + 3]))
+        for i, weight in enumerate(weights)
+    )
+
+
 _REFERENCES: dict[str, Callable[[Sequence[Array], Sequence[Any]], Any]] = {
     "embedding": lambda t, s: embedding.reference(t[0], _weight(t[1], s)),
     "gated_activation": lambda t, s: gated_activation.reference(*t, kind=s[0]),
@@ -128,6 +136,7 @@ _REFERENCES: dict[str, Callable[[Sequence[Array], Sequence[Any]], Any]] = {
     "gather_experts": _gather_experts,
     "linear": _linear,
     "moe": _moe,
+    "projections": _projections,
     "rms_norm": lambda t, s: rms_norm.reference(*t, eps=s[0], zero_centred=bool(s[1])),
     "router": lambda t, s: router.reference(*t, s[0]),
 }

@@ -170,35 +170,52 @@ def dot_float_rows(
     return [[a.value for a in accumulators] for accumulators in totals]
 
 
-def dot_float(isa: Isa, weight: Buffer, x: Buffer, put: Callable[[Expr, list[Expr]], None]) -> None:
-    """All dot products of x f32[T, K] and weight f32[N, K]: calls put(value, [token, row]).
+Put = Callable[[Expr, list[Expr]], None]
+"""(value, [token, row]): takes a dot product."""
 
-    A task is a few weight rows, which stay in cache for all tokens, two tokens at a time. For a
-    single token it is one row, so that a thread reads one stream.
-    """
-    (n, columns), tokens = (int(d) for d in weight.shape), x.shape[0]
-    size = 1 if is_one(tokens) else _FLOAT_ROWS
+
+def dot_float(isa: Isa, weight: Buffer, x: Buffer, put: Put) -> None:
+    """All dot products of x f32[T, K] and weight f32[N, K]."""
+    tokens = x.shape[0]
+    elements = float_block_rows(tokens) * int(weight.shape[1])
+    with over_weights(float_blocks(weight, tokens), elements, tokens) as block:
+        dot_float_block(isa, weight, x, block, put)
+
+
+def float_block_rows(tokens: Dimension) -> int:
+    """A few weight rows stay in cache for all tokens; a single token takes one, so that a thread
+    reads one stream."""
+    return 1 if is_one(tokens) else _FLOAT_ROWS
+
+
+def float_blocks(weight: Buffer, tokens: Dimension) -> int:
+    """Blocks of rows of a weight f32[N, K]."""
+    return -(-int(weight.shape[0]) // float_block_rows(tokens))
+
+
+def dot_float_block(isa: Isa, weight: Buffer, x: Buffer, block: Expr, put: Put) -> None:
+    """Dot products of all tokens, two at a time, with one block of weight rows."""
+    tokens = x.shape[0]
+    size = float_block_rows(tokens)
 
     def load_weight(row: Expr, column: Expr, lanes: int) -> Expr:
         return load(weight, [row, column], lanes)
 
-    with over_weights(-(-n // size), size * columns, tokens) as block:
+    def dot(valid: int) -> None:
+        rows = [T.Bind(T.Cast("int64", block) * size + i) for i in range(valid)]
 
-        def dot(valid: int) -> None:
-            rows = [T.Bind(T.Cast("int64", block) * size + i) for i in range(valid)]
+        def dot_tokens(*numbers: Expr) -> None:
+            sums = dot_float_rows(isa, load_weight, rows, x, numbers)
+            for token, values in zip(numbers, sums, strict=True):
+                for row, value in zip(rows, values, strict=True):
+                    put(value, [token, row])
 
-            def dot_tokens(*numbers: Expr) -> None:
-                sums = dot_float_rows(isa, load_weight, rows, x, numbers)
-                for token, values in zip(numbers, sums, strict=True):
-                    for row, value in zip(rows, values, strict=True):
-                        put(value, [token, row])
+        with T.serial(0, tokens // 2) as pair:
+            dot_tokens(T.Bind(pair * 2), T.Bind(pair * 2 + 1))
+        with T.serial(tokens // 2 * 2, tokens) as token:
+            dot_tokens(token)
 
-            with T.serial(0, tokens // 2) as pair:
-                dot_tokens(T.Bind(pair * 2), T.Bind(pair * 2 + 1))
-            with T.serial(tokens // 2 * 2, tokens) as token:
-                dot_tokens(token)
-
-        for_block(block, n, size, dot)
+    for_block(block, int(weight.shape[0]), size, dot)
 
 
 def over_weights(tasks: int, elements: int, tokens: Dimension) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from operator import add
 
@@ -55,24 +56,21 @@ def linear(
     EmberdError when the format cannot take the dimensions.
     """
     weight_format = FORMATS[format]
-    weight_format.check(n, k)
     suffix = "_residual" if residual else ""
     types = types_suffix(format, activations)
     with kernel(f"linear{suffix}_{types}_n{n}_k{k}_{token_suffix(tokens)}") as builder:
         rows = dimension("tokens", tokens)
         x = T.arg("x", T.buffer((rows, k), "float32"))
-        if isinstance(weight_format, GroupFormat):
-            size = T.int64(weight_format.packed_bytes(n, k))
-            weight = T.arg("weight", T.buffer((size,), "uint8"))
-        else:
-            weight = T.arg("weight", T.buffer((n, k), "float32"))
+        weight = weight_argument("weight", format, n, k)
         added = T.arg("residual", T.buffer((rows, n), "float32")) if residual else None
         y = T.arg("y", T.buffer((rows, n), "float32"))
         if isinstance(weight_format, GroupFormat):
+            weights = Weights(weight_format, k, weight)
             quantised = Activations.arguments("x", rows, k, activations, weight_format.zero_point)
             with T.sblock("root"):
-                _quantise(isa, x, quantised, tokens)
-                _grouped(isa, Weights(weight_format, k, weight), quantised, added, y)
+                quantise_rows(isa, x, [quantised], tokens)
+                with over_weights(-(-n // TILE), TILE * k, rows) as tile:
+                    multiply_tile(isa, weights, quantised, added, y, tile)
         else:
             with T.sblock("root"):
                 dot_float(isa, weight, x, lambda value, at: _put(y, added, value, at))
@@ -86,40 +84,55 @@ def linear_scratch(tokens: int, *, format: str, activations: Precision, n: int, 
     return Activations.scratch(tokens, k, activations)
 
 
-def _quantise(isa: Isa, x: Buffer, activations: Activations, tokens: int | None) -> None:
-    """A single row is not worth waking the other threads."""
-    with (T.serial if tokens == 1 else T.parallel)(0, x.shape[0]) as row:
-        activations.store_row(isa, x, row, row)
+def weight_argument(name: str, format: str, n: int, k: int) -> Buffer:
+    """Declares a weight f32[n,k] or u8[packed]; EmberdError when the format cannot take it."""
+    weight_format = FORMATS[format]
+    weight_format.check(n, k)
+    if not isinstance(weight_format, GroupFormat):
+        return T.arg(name, T.buffer((n, k), "float32"))
+    return T.arg(name, T.buffer((T.int64(weight_format.packed_bytes(n, k)),), "uint8"))
 
 
-def _grouped(
-    isa: Isa, weights: Weights, activations: Activations, residual: Buffer | None, y: Buffer
+def quantise_rows(isa: Isa, x: Buffer, targets: Sequence[Activations], tokens: int | None) -> None:
+    """Quantises x for every target. A single row is not worth waking the other threads."""
+    if targets:
+        with (T.serial if tokens == 1 else T.parallel)(0, x.shape[0]) as row:
+            for activations in targets:
+                activations.store_row(isa, x, row, row)
+
+
+def multiply_tile(
+    isa: Isa,
+    weights: Weights,
+    activations: Activations,
+    residual: Buffer | None,
+    y: Buffer,
+    tile: Expr,
 ) -> None:
-    """A task is a tile of 16 rows: its weights are read once and stay in cache for all tokens."""
+    """16 rows of a weight, which are read once and stay in cache for all tokens: y (+ residual)."""
     tokens, n = y.shape[0], int(y.shape[1])
-    with over_weights(-(-n // TILE), TILE * weights.columns, tokens) as tile:
 
-        def compute(first: Expr, count: Expr | int) -> None:
-            sums = weights.dot_tile(isa, tile, activations, partial(add, first), count)
+    def compute(first: Expr, count: Expr | int) -> None:
+        sums = weights.dot_tile(isa, tile, activations, partial(add, first), count)
 
-            def finish(valid: int) -> None:
-                lanes = isa.lanes if valid == TILE else 1
-                with T.serial(0, count) as row:
-                    for lane in range(0, valid, lanes):
-                        value = load(sums, [row * TILE + lane], lanes)
-                        _put(y, residual, value, [first + row, tile * TILE + lane])
+        def finish(valid: int) -> None:
+            lanes = isa.lanes if valid == TILE else 1
+            with T.serial(0, count) as row:
+                for lane in range(0, valid, lanes):
+                    value = load(sums, [row * TILE + lane], lanes)
+                    _put(y, residual, value, [first + row, tile * TILE + lane])
 
-            for_block(tile, n, TILE, finish)
+        for_block(tile, n, TILE, finish)
 
-        if is_one(tokens):
-            compute(T.int64(0), 1)
-        else:
-            with T.serial(0, (tokens + ROWS - 1) // ROWS) as block:
-                first = T.Bind(block * ROWS)
-                count = T.Bind(T.min(tokens - first, T.int64(ROWS)))
-                with T.serial(0, count) as row:
-                    prefetch(y, [first + row, tile * TILE], write=True)
-                compute(first, count)
+    if is_one(tokens):
+        compute(T.int64(0), 1)
+        return
+    with T.serial(0, (tokens + ROWS - 1) // ROWS) as block:
+        first = T.Bind(block * ROWS)
+        count = T.Bind(T.min(tokens - first, T.int64(ROWS)))
+        with T.serial(0, count) as row:
+            prefetch(y, [first + row, tile * TILE], write=True)
+        compute(first, count)
 
 
 def _put(y: Buffer, residual: Buffer | None, value: Expr, at: list[Expr]) -> None:

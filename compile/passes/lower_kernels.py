@@ -28,6 +28,7 @@ from emberd.compile.kernels.moe import (
     moe,
     moe_scratch,
 )
+from emberd.compile.kernels.projections import Projection, projections, projections_scratch
 from emberd.compile.kernels.rms_norm import rms_norm
 from emberd.compile.kernels.rotary_embedding import rotary_embedding
 from emberd.compile.kernels.router import router, router_scratch
@@ -256,6 +257,18 @@ def _lower_linear(parsed: OperatorCall) -> _Kernel:
     )
 
 
+def _lower_projections(parsed: OperatorCall) -> _Kernel:
+    rows, tokens = _tokens(parsed)
+    of_weights: list[list[Any]] = [parsed.scalars[i::4] for i in range(4)]
+    formats, rows_of, _columns, activations = of_weights
+    layers = tuple(map(Projection, formats, activations, rows_of))
+    static: dict[str, Any] = {"layers": layers, "k": static_shape(parsed.tensors[0])[1]}
+    return _Kernel(
+        _once(projections, **static, tokens=tokens),
+        scratch=tuple(projections_scratch(rows, **static)),
+    )
+
+
 def _lower_embedding(parsed: OperatorCall) -> _Kernel:
     _rows, tokens = _tokens(parsed)
     name, vocabulary, hidden = parsed.scalars
@@ -401,6 +414,7 @@ def _lower_cached_attention(parsed: OperatorCall) -> _Kernel:
 
 _LOWERINGS: dict[str, Callable[[OperatorCall], _Kernel]] = {
     "linear": _lower_linear,
+    "projections": _lower_projections,
     "embedding": _lower_embedding,
     "router": _lower_router,
     "moe": _lower_moe,
