@@ -50,6 +50,7 @@ from emberd.compile.kernels.integer_cache import (
 from tvm.script import tirx as T  # noqa: N812
 
 _STEP = 2 * CHUNK  # positions that are read at a time
+_AHEAD = 4  # steps over columns whose values are fetched ahead
 
 
 def integer_attention(
@@ -179,8 +180,8 @@ class _Attention:
         with T.serial(0, self.group // self.tile) as tile:
             heads = T.Bind(kv_head * self.group + tile * self.tile)
             self._score(token, kv_head, heads, first_block, length, slot)
-            with T.serial(0, self.tile) as head:
-                self._weigh(kv_head, heads + head, first_block, length, slot)
+            with T.serial(0, self.tile) as number:
+                self._weigh(kv_head, heads, number, first_block, length, slot)
             self._accumulate(kv_head, heads, first_block, length, slot)
 
     def _score(
@@ -205,9 +206,6 @@ class _Attention:
                 for head, row in enumerate(sums):
                     words = load(self.queries, [token, heads + head, pair * 2], 2)
                     self._add_products(row, keys, words)
-            if self.from_memory:
-                for chunk in chunks:
-                    self.values.fetch_all(chunk, self._columns * lanes * CHUNK)
             for i, (chunk, place) in enumerate(zip(chunks, places, strict=True)):
                 scales = self.keys.scales(chunk, place)
                 first = T.Bind(vectors[i] * lanes)
@@ -223,11 +221,17 @@ class _Attention:
             store(self.splits.of_split, largest_lane(register), [slot, heads + head, 0])
 
     def _weigh(
-        self, kv_head: Expr, head: Expr, first_block: Expr, length: Expr, slot: Expr
+        self,
+        kv_head: Expr,
+        heads: Expr,
+        number: Expr,
+        first_block: Expr,
+        length: Expr,
+        slot: Expr,
     ) -> None:
         """Scores become the integers that values are multiplied with; the first score becomes the
         scale of the sums."""
-        lanes = self.isa.lanes
+        lanes, head = self.isa.lanes, T.Bind(heads + number)
         vectors = T.Bind(_steps(length) * (2 * self.parts))
         maximum = broadcast(load(self.splits.of_split, [slot, head, 0], 1), lanes)
         total, scaled_total, largest = (Register(constant(0.0, lanes)) for _ in range(3))
@@ -236,6 +240,9 @@ class _Attention:
             weight = exp(load(self.scores, [slot, head, first], lanes) - maximum)
             total.set(total.value + weight)
             chunk = self.values.chunk(first_block + vector // self.parts, kv_head)
+            if self.from_memory:  # which would rest meanwhile
+                share = self._ahead // self.tile
+                self.values.fetch_all(chunk + number * share, share)
             scaled = T.Bind(self.values.scales(chunk, vector % self.parts * lanes) * weight)
             # What lies beyond the length may be anything, NaN as well.
             valid = _below(first, length, lanes)
@@ -277,7 +284,7 @@ class _Attention:
                     for start in starts:
                         at = T.Bind(start + pair * (2 * CHUNK))
                         if self.from_memory:
-                            self.values.fetch(at + columns * lanes * CHUNK)  # the next step's
+                            self.values.fetch(at + self._ahead)
                         values.append(self.values.pairs(at))
                     for head, row in enumerate(sums):
                         at = [slot, heads + head, block * CHUNK + pair * 2]
@@ -292,6 +299,11 @@ class _Attention:
     def _columns(self) -> int:
         """Vectors of outputs that are computed together."""
         return math.gcd(2, self.width // self.isa.lanes)
+
+    @property
+    def _ahead(self) -> int:
+        """Elements of values, of those in a chunk, that are fetched while scores are weighed."""
+        return min(_AHEAD * self._columns * self.isa.lanes, self.width) * CHUNK
 
     def _sums(self, vectors: int) -> list[list[Register]]:
         """Zeros, for each head of a tile."""
