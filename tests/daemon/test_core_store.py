@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import shutil
 import time
 from collections.abc import Sequence
@@ -116,6 +117,21 @@ def test_a_budget_too_small_for_a_step_is_refused(demo: Artifact, short: int) ->
         Model(demo, 1, 5)
     with pytest.raises(EmberdError, match="0 reader threads"):
         Model(demo, 1, least, 0)
+
+
+def locked_bytes() -> int:
+    """Memory of this process that cannot be evicted."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if "VmLck" in line)) * 1024
+
+
+def test_the_other_weights_are_kept_where_that_is_allowed(demo: Artifact) -> None:
+    before, size = locked_bytes(), demo.sizes["weights.bin"]
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    allowed = os.geteuid() == 0 or soft == resource.RLIM_INFINITY or soft > before + 2 * size
+    with Model(demo, 1, 40 * 24576):
+        assert (locked_bytes() - before >= size) == allowed
+    assert locked_bytes() == before
 
 
 class Bookkeeping:

@@ -354,6 +354,25 @@ static void test_truncated(running *run, const char *path)
     }
 }
 
+/* A smaller budget gives memory back at once. */
+static void test_memory(running *run)
+{
+    int64_t page = sysconf(_SC_PAGESIZE);
+    unsigned char resident[ALL * 2];
+    set_budget(run, ALL - 1);
+    for (int i = 0; i < 50; i++)
+        step(run, false);
+    for (int slots = ALL - 1; slots >= TOP_K; slots -= 3) {
+        set_budget(run, slots);
+        int pages = 0;
+        CHECK(mincore(ember_store_memory(run->model->residency.store),
+                      (size_t)(ALL * run->expert_bytes), resident) == 0);
+        for (int64_t i = 0; i < ALL * run->expert_bytes / page; i++)
+            pages += resident[i] & 1;
+        CHECK(pages > 0 && pages <= slots * run->expert_bytes / page);
+    }
+}
+
 static int count_files(void)
 {
     int count = 0;
@@ -417,6 +436,8 @@ int main(int count, char **arguments)
         ember_model_config config = make_config(kernels, size, bank, expert_bytes[i], 2, 2);
         open_model(&run, &config, expert_bytes[i]);
         test_failures(&run);
+        if (expert_bytes[i] % sysconf(_SC_PAGESIZE) == 0)
+            test_memory(&run);
         test_truncated(&run, arguments[2]);
         test_refusals(&run);
         close_model(&run);

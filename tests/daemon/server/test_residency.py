@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from emberd.daemon.artifact import Artifact
+from emberd.daemon.cli import main
 from emberd.daemon.config import Config
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.experts import Residency
@@ -106,6 +107,17 @@ async def test_a_bank_that_cannot_be_read_fails_requests_and_not_the_daemon(
         file.write(data)
     status, answer = await _ask(daemon.http, daemon.url)
     assert (status, answer["choices"]) == (200, good["choices"])
+
+
+def test_a_budget_that_no_step_fits_keeps_the_daemon_from_starting(
+    demo_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "emberd.yaml"
+    path.write_text("port: 0\nexpert_budget: 0\n")
+    assert main(["serve", str(demo_artifact), "--config", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("emberd: error: ")
+    assert line.endswith("an expert budget of 0 bytes: a step needs 2 experts at once, 49152 bytes")
 
 
 def test_a_budget_outlives_the_models(demo_artifact: Path) -> None:
