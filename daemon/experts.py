@@ -79,10 +79,18 @@ class Residency:
         return [] if model is None else model.expert_counters()
 
     def _warm(self, model: Model, command_class: int | None) -> None:
-        """Has the experts read that the class chooses most, as many as fit."""
+        """Has the experts read that the class chooses most, as many as fit: those that it chooses
+        more often than the average, as to guess the others delays the reads that are needed."""
         if self._map is not None and self.budget is not None:
             slots = self.budget // model.experts.expert_bytes
-            model.warm_experts(self._map.hottest(slots, command_class))
+            average = 1 / model.experts.experts
+            model.warm_experts(
+                [
+                    (layer, expert)
+                    for layer, expert in self._map.hottest(slots, command_class)
+                    if self._map.mass(layer, command_class)[expert] > average
+                ]
+            )
 
     def _opened(self) -> Model | None:
         return None if self._model is None else self._model()

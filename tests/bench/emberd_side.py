@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import Model
+from emberd.daemon.experts import Residency
 
 from bench.tokens import Tokens
+
+READERS = 2  # threads, as the daemon has by default
 
 
 class EmberdSide:
@@ -24,9 +27,7 @@ class EmberdSide:
         expert_budget: int | None = None,
     ) -> float:
         start = time.perf_counter()
-        self._model = Model(Artifact.open(Path(path)), threads, expert_budget)
-        self._tokens = Tokens(self._model.vocab_size)
-        self._sessions = [self._model.open_session(context) for _ in range(streams)]
+        self.open(path, threads, context, streams, expert_budget)
         logits = self._sessions[0].prefill(self._tokens.take(prompt))
         assert logits is not None
         logits.top(1)
@@ -36,6 +37,32 @@ class EmberdSide:
         for session in self._sessions:
             session.reset()
         return 0.0
+
+    def open(
+        self,
+        path: str,
+        threads: int,
+        context: int,
+        streams: int = 1,
+        expert_budget: int | None = None,
+        activation_map: str | None = None,
+    ) -> float:
+        """Load, and begin to read ahead what the map says, if there is one."""
+        start = time.perf_counter()
+        known = None if activation_map is None else ActivationMap.read(Path(activation_map))
+        self._residency = Residency(expert_budget, READERS, known)
+        self._model = self._residency.open(Artifact.open(Path(path)), threads)
+        self._tokens = Tokens(self._model.vocab_size)
+        self._sessions = [self._model.open_session(context) for _ in range(streams)]
+        return time.perf_counter() - start
+
+    def answer(self, prompt: int, count: int) -> float:
+        """A prompt of so many tokens and so many more, as the daemon answers."""
+        start = time.perf_counter()
+        self.prefill(prompt)
+        self._residency.prompt_read()
+        self.decode(count)
+        return time.perf_counter() - start
 
     def turn_to(self, topic: int, topics: int) -> float:
         self._tokens.turn_to(topic, topics)

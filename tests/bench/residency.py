@@ -10,19 +10,25 @@ table, build/bench-residency.md.
 from __future__ import annotations
 
 import argparse
+import random
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from emberd.daemon.artifact import EXPERTS, WEIGHTS
+import numpy as np
+from emberd.compile.residency.counts import RoutingCounts
+from emberd.daemon.artifact import EXPERTS, WEIGHTS, Artifact
+from emberd.daemon.core import Model
+from emberd.daemon.trace import RoutingTrace
 
 from bench import checkpoint, skewed
-from bench.measure import Bench, Memory, note, timed
-from bench.memory_limit import MemoryLimitError
+from bench.measure import PROMPT, SAMPLES, Bench, Memory, note, timed
+from bench.memory_limit import MemoryLimit, MemoryLimitError, forget
 from bench.prepare import BUILD, prepare
 from bench.table import Row, markdown, row, write_json
-from bench.worker import Worker, WorkerError
+from bench.worker import SIDES, Worker, WorkerError
 
 SHARES = (50, 25)  # percent of the experts that fit
 THREADS = 2
@@ -31,6 +37,9 @@ _PROMPT = 512
 _CONTEXT = 4096
 _SPARE_BYTES = 160 << 20  # for everything but weights: the interpreter, KV cache, buffers
 _FOREIGN_LIMIT = 0.5  # cores; what the system does to read files counts as foreign
+_FIRST_TOKENS = 50
+_IDLE_SECONDS = 1.0  # between loading and the first prompt
+_MAPPED_TOKENS = 512
 _SLOWEST = 0.2  # tokens a second that are waited for
 
 
@@ -76,12 +85,59 @@ def _measure(subject: Subject) -> Iterator[Row]:
     paths = prepare(folder, subject.write)
     bench = Bench(paths, _FOREIGN_LIMIT)
     weights, experts = ((paths["emberd"] / name).stat().st_size for name in (WEIGHTS, EXPERTS))
+    if subject.topics > 1:
+        _write_map(subject, paths["emberd"])
     for share in SHARES:
         budget = experts * share // 100
         memory = Memory(weights + budget + _SPARE_BYTES, budget)
         note(f"{subject.name}: {memory.limit / 1e6:.0f} MB, {budget / 1e6:.0f} of them for experts")
         with bench.workers(THREADS, _CONTEXT, memory=memory) as workers:
             yield from _rates(bench, subject, share, workers)
+        if subject.topics > 1:
+            yield _first_tokens(subject, paths, share, memory)
+
+
+def _first_tokens(subject: Subject, paths: dict[str, Path], share: int, memory: Memory) -> Row:
+    """A prompt and its answer, each of another topic, in a process that loaded a second ago with
+    nothing cached: with the map (in the place of emberd) and without (in that of its peer)."""
+    activation_map = paths["emberd"].parent / "expert_activation_map.bin"
+    known = {"emberd": str(activation_map), "peer": None}
+    values: dict[str, list[float]] = {side: [] for side in SIDES}
+    for topic in range(SAMPLES):
+        for side in SIDES:
+            forget(paths["emberd"])
+            with MemoryLimit(memory.limit) as limit, Worker("emberd", limit) as worker:
+                worker.call(
+                    "open",
+                    120,
+                    path=str(paths["emberd"]),
+                    threads=THREADS,
+                    context=_CONTEXT,
+                    expert_budget=memory.experts,
+                    activation_map=known[side],
+                )
+                time.sleep(_IDLE_SECONDS)
+                worker.call("turn_to", 60, topic=topic, topics=subject.topics)
+                reply = worker.call("answer", 120, prompt=PROMPT, count=_FIRST_TOKENS)
+                values[side].append(reply.seconds)
+    name = f"{subject.name}, {share} % of experts, first {_FIRST_TOKENS} tokens, map / plain LRU"
+    return row(name, THREADS, "s", "lower", values)
+
+
+def _write_map(subject: Subject, artifact: Path) -> None:
+    """The activation map of the topics, from tokens that no sample is made of."""
+    opened = Artifact.open(artifact)
+    draw = random.Random(subject.name)
+    with Model(opened, THREADS) as model:
+        layout = model.experts
+        counts = RoutingCounts(layout.layers, layout.experts, layout.top_k)
+        for topic in range(subject.topics):
+            tokens = draw.choices(range(topic, model.vocab_size, subject.topics), k=_MAPPED_TOKENS)
+            with RoutingTrace(model) as trace, model.open_session(_MAPPED_TOKENS) as session:
+                session.prefill(tokens)
+            counts.add(f"topic {topic}", np.asarray(trace.take().ids))
+    data = counts.to_map(opened.model.identity).to_bytes()
+    (artifact.parent / "expert_activation_map.bin").write_bytes(data)
 
 
 def _rates(bench: Bench, subject: Subject, share: int, workers: list[Worker]) -> Iterator[Row]:

@@ -32,6 +32,8 @@ TARGETS: dict[tuple[str, int | None], Target] = {
     ("skewed, 50 % of experts, decode", None): Target(4),
     ("skewed, 25 % of experts, decode", None): Target(6),
     ("skewed, 25 % of experts, prefill 512", None): Target(5),
+    ("skewed, 50 % of experts, first 50 tokens, map / plain LRU", None): Target(0.75),
+    ("skewed, 25 % of experts, first 50 tokens, map / plain LRU", None): Target(0.75),
 }
 """By figure and number of threads; None: whatever the number."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from bench import residency
 from bench.measure import Memory, Samples
-from bench.table import TARGETS
+from bench.table import TARGETS, row
 from bench.worker import SIDES, Reply
 
 
@@ -58,9 +58,23 @@ def test_all_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (artifact / "experts.bin").write_bytes(bytes(4000))
     paths = {"emberd": artifact, "peer": tmp_path / "peer"}
     monkeypatch.setattr(residency, "prepare", lambda _folder, _write: paths)
+    values = {"emberd": [1.0], "peer": [2.0]}
+    monkeypatch.setattr(
+        residency,
+        "_first_tokens",
+        lambda subject, _paths, share, _memory: row(
+            f"{subject.name}, {share} % of experts, first 50 tokens, map / plain LRU",
+            2,
+            "s",
+            "lower",
+            values,
+        ),
+    )
+    monkeypatch.setattr(residency, "_write_map", lambda _subject, _artifact: None)
     rows = [row for subject in residency.SUBJECTS for row in residency._measure(subject)]
     asked = {figure for figure, _ in TARGETS if "experts" in figure}
     assert asked <= {row.figure for row in rows}
+    rows = [row for row in rows if row.better == "higher"]
     assert {row.ratio for row in rows} == {5.0}
     failing = {row.figure for row in rows if row.holds is False}
     assert failing == {"fifth, 25 % of experts, decode", "skewed, 25 % of experts, decode"}
