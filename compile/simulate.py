@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from emberd.compile.files import write_whole
+from emberd.compile.predict.available import available
+from emberd.compile.predict.predictor import Predictor
 from emberd.compile.residency.plot import curves
 from emberd.compile.residency.policies import POLICIES, Policy
 from emberd.compile.residency.replay import Step, replay, steps
@@ -17,6 +19,9 @@ from emberd.compile.residency.trace import Trace, TraceHeader
 from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.errors import EmberdError
 
+Commands = Sequence[tuple[str, Sequence[Step]]]
+"""(class, steps) each."""
+
 _BUDGETS = ("12.5%", "25%", "50%")
 _PLOTTED = (5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100)  # per cent of the bank
 _CHUNK = 512
@@ -24,7 +29,8 @@ _CHUNK = 512
 
 @dataclass(frozen=True)
 class Row:
-    """What a policy does with a budget. `read_bytes`: per token, those before it is asked for
+    """What a policy does with a budget; its predictor, if it needs one, is named in brackets.
+    `read_bytes`: per token, those before it is asked for
     included."""
 
     policy: str
@@ -36,20 +42,26 @@ class Row:
 
 def simulate(
     header: TraceHeader,
-    commands: Sequence[tuple[str, Sequence[Step]]],
+    commands: Commands,
     policies: Iterable[Policy],
     budgets: Iterable[str],
     activation_map: ActivationMap | None,
     cold: bool,
+    predicted: Mapping[str, Commands],
 ) -> list[Row]:
-    """Every policy with every budget. Raises EmberdError for a budget that is none."""
+    """Every policy with every budget, those that need a predictor with each of `predicted`: the
+    commands with its expectations, by its name. Raises EmberdError for a budget that is none."""
     rows = []
     slots = {budget: read_budget(budget, header) for budget in budgets}
     for policy in policies:
-        for budget, count in slots.items():
-            outcome = replay(commands, policy, count, activation_map, cold)
-            read = outcome.reads_per_token * header.expert_bytes
-            rows.append(Row(policy.name, budget, count, outcome.hit_rate, read))
+        runs = {policy.name: commands}
+        if policy.needs_predictor:
+            runs = {f"{policy.name} ({name})": found for name, found in predicted.items()}
+        for name, run in runs.items():
+            for budget, count in slots.items():
+                outcome = replay(run, policy, count, activation_map, cold)
+                read = outcome.reads_per_token * header.expert_bytes
+                rows.append(Row(name, budget, count, outcome.hit_rate, read))
     return rows
 
 
@@ -120,6 +132,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--map", type=Path, help="activation map, for the policies that need one")
     parser.add_argument(
+        "--predictor",
+        action="append",
+        metavar="NAME",
+        help="for the policies that need one; may be repeated (default: lstm with --lstm, else "
+        "token-transitions with --map; emberc predict compares them)",
+    )
+    parser.add_argument(
+        "--lstm", type=Path, metavar="FILE.onnx", help="network that emberc predict has trained"
+    )
+    parser.add_argument(
         "--cold", action="store_true", help="begin every command with an empty cache"
     )
     parser.add_argument("--first", type=int, metavar="N", help="only a command's first N tokens")
@@ -143,15 +165,26 @@ def run(arguments: argparse.Namespace) -> None:
     found = None if arguments.map is None else ActivationMap.read(arguments.map)
     if found is not None:
         found.check_model(trace.header.model)
-    policies = _policies(arguments.policy, found)
-    commands = [
-        (command.command_class, list(steps(command, arguments.chunk, arguments.first)))
-        for command in trace
-    ]
+    predictors = _predictors(
+        arguments.predictor, available(trace.header, found, arguments.lstm), arguments.lstm
+    )
+    policies = _policies(arguments.policy, found, bool(predictors))
+
+    def cut(predictor: Predictor | None = None) -> Commands:
+        return [
+            (
+                command.command_class,
+                list(steps(command, arguments.chunk, arguments.first, predictor)),
+            )
+            for command in trace
+        ]
+
+    commands = cut()
     if not commands:
         raise EmberdError(f"{arguments.trace}: no commands")
     given = arguments.budget or _BUDGETS
-    rows = simulate(trace.header, commands, policies, given, found, arguments.cold)
+    predicted = {predictor.name: cut(predictor) for predictor in predictors}
+    rows = simulate(trace.header, commands, policies, given, found, arguments.cold, predicted)
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
@@ -162,19 +195,45 @@ def run(arguments: argparse.Namespace) -> None:
             for share in _PLOTTED
             if share * trace.header.layers * trace.header.experts >= 100 * trace.header.top_k
         ]
-        drawn = simulate(trace.header, commands, policies, budgets, found, arguments.cold)
+        drawn = simulate(
+            trace.header, commands, policies, budgets, found, arguments.cold, predicted
+        )
         svg = _plot(drawn, arguments.trace.name)
         write_whole(arguments.plot, lambda file: file.write(svg.encode()))
 
 
-def _policies(names: Sequence[str] | None, found: ActivationMap | None) -> list[Policy]:
+def _policies(
+    names: Sequence[str] | None, found: ActivationMap | None, predicted: bool
+) -> list[Policy]:
+    def missing(policy: Policy) -> str:
+        if policy.needs_map and found is None:
+            return "an activation map, give --map"
+        return "" if predicted or not policy.needs_predictor else "a predictor, give --predictor"
+
     if names is None:
-        return [policy for policy in POLICIES.values() if found is not None or not policy.needs_map]
+        return [policy for policy in POLICIES.values() if not missing(policy)]
     chosen = [POLICIES[name] for name in dict.fromkeys(names)]
-    if found is None and any(policy.needs_map for policy in chosen):
-        needing = ", ".join(policy.name for policy in chosen if policy.needs_map)
-        raise EmberdError(f"--policy {needing}: needs an activation map, give --map")
+    for policy in chosen:
+        if lacking := missing(policy):
+            raise EmberdError(f"--policy {policy.name}: needs {lacking}")
     return chosen
+
+
+def _predictors(
+    names: Sequence[str] | None, there: Mapping[str, Predictor], lstm: Path | None
+) -> list[Predictor]:
+    """Those chosen of the ones that predict tokens, rather than a token's next layer."""
+    usable = {name: predictor for name, predictor in there.items() if 0 not in predictor.horizons}
+    if names is None:
+        default = "token-transitions" if lstm is None else "lstm"
+        names = [default] if default in there else []
+    for name in names:
+        if name not in usable:
+            raise EmberdError(
+                f"--predictor {name}: expected one of {', '.join(usable)}; others need --map or "
+                "--lstm"
+            )
+    return [usable[name] for name in dict.fromkeys(names)]
 
 
 def _plot(rows: Sequence[Row], name: str) -> str:

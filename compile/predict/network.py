@@ -3,7 +3,8 @@
 A token's experts of all layers are embedded and added up (the product of a multi-hot vector with
 the embedding); a long short-term memory (Hochreiter and Schmidhuber 1997, with forget gates as in
 torch.nn.LSTM) takes them token by token, its state zero before the first of a window; for each of
-the next AHEAD tokens a projection of its output is multiplied with every expert's embedding.
+the next AHEAD tokens a projection of its output is multiplied with every expert's embedding. The
+scores are each layer's softmax.
 
 The file is one ONNX graph of standard operators, with its weights inside: `ids` int32 [windows,
 layers, top_k], `hidden` and `cell` f32 [windows, H] -> `scores` f32 [windows, AHEAD, layers,
@@ -79,8 +80,10 @@ def reference(
     cell = _sigmoid(keep) * cell + _sigmoid(take) * np.tanh(new)
     hidden = _sigmoid(give) * np.tanh(cell)
     ahead = (hidden @ weights.ahead_weight.T + weights.ahead_bias).reshape(windows, AHEAD, -1)
-    scores = (ahead @ weights.embedding.T + weights.score_bias).astype(np.float32)
-    return scores.reshape(windows, AHEAD, layers, experts), hidden, cell
+    logits = (ahead @ weights.embedding.T + weights.score_bias).astype(np.float32)
+    logits = logits.reshape(windows, AHEAD, layers, experts)
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True), hidden, cell
 
 
 def to_onnx(weights: Weights, header: TraceHeader) -> onnx.ModelProto:
@@ -105,7 +108,8 @@ def to_onnx(weights: Weights, header: TraceHeader) -> onnx.ModelProto:
     ahead = graph.add("Add", graph.linear(hidden, "ahead_weight"), "ahead_bias")
     ahead = graph.reshape(ahead, -1, AHEAD, weights.embedding.shape[1])
     scores = graph.add("Add", graph.linear(ahead, "embedding"), "score_bias")
-    graph.reshape(scores, -1, AHEAD, header.layers, header.experts, output="scores")
+    scores = graph.reshape(scores, -1, AHEAD, header.layers, header.experts)
+    graph.add("Softmax", scores, axis=-1, outputs=["scores"])
     state: Shape = ["windows", weights.state_size]
     ids = helper.make_tensor_value_info(
         "ids", TensorProto.INT32, ["windows", header.layers, header.top_k]

@@ -28,8 +28,9 @@ class Predictor(Protocol):
 
     def scores(self, command: CommandTrace) -> Scores:
         """float32 [tokens, horizons, layers, experts]: after each token, the more likely an
-        expert, the higher. A token's row depends on no later token; with horizon 0, a layer's
-        on no later layer either, nor on itself (the first layer's are not used)."""
+        expert, the higher, whatever its layer. A token's row depends on no later token; with
+        horizon 0, a layer's on no later layer either, nor on itself (the first layer's are not
+        used)."""
 
 
 def multi_hot(ids: NDArray[np.integer], experts: int) -> Scores:

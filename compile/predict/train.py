@@ -37,13 +37,13 @@ class Network(nn.Module):  # type: ignore[misc]
         self._layers, self._experts = header.layers, header.experts
 
     def forward(self, ids: Tensor) -> Tensor:
-        """int64 [windows, tokens, layers, top_k] -> scores f32 [windows, tokens, AHEAD, layers,
+        """int64 [windows, tokens, layers, top_k] -> logits f32 [windows, tokens, AHEAD, layers,
         experts] after each of the tokens."""
         rows = ids + self._experts * torch.arange(self._layers)[:, None]
         state, _ = self.lstm(nn.functional.embedding(rows.flatten(2), self.embedding).sum(2))
         ahead = self.ahead(state).unflatten(-1, (AHEAD, _EMBEDDING))
-        scores = ahead @ self.embedding.T + self.score_bias
-        return scores.unflatten(-1, (self._layers, self._experts))
+        logits = ahead @ self.embedding.T + self.score_bias
+        return logits.unflatten(-1, (self._layers, self._experts))
 
     def weights(self) -> Weights:
         """For numpy and ONNX."""
@@ -72,6 +72,7 @@ def train(header: TraceHeader, commands: Sequence[CommandTrace], steps: int) -> 
     experts chosen. Every window begins at a random token of a random command, with no state.
     """
     torch.manual_seed(_SEED)
+    torch.set_num_threads(1)  # the matrices are so small that threads would wait for each other
     draw = np.random.default_rng(_SEED)
     network = Network(header)
     optimiser = torch.optim.AdamW(
@@ -105,9 +106,9 @@ def _draw(commands: Sequence[Experts], draw: np.random.Generator) -> tuple[Tenso
     return torch.from_numpy(windows), torch.from_numpy(lengths)
 
 
-def _loss(scores: Tensor, windows: Tensor, lengths: Tensor) -> Tensor:
+def _loss(logits: Tensor, windows: Tensor, lengths: Tensor) -> Tensor:
     """Mean over the experts that were chosen 1 to AHEAD tokens after a token of a window."""
-    likelihood = scores.log_softmax(-1)
+    likelihood = logits.log_softmax(-1)
     total, count = torch.zeros(()), 0
     for ahead in range(1, AHEAD + 1):
         chosen = windows[:, ahead : ahead + WINDOW]

@@ -1,6 +1,6 @@
 """Which experts stay in memory: policies as data, for `simulate` to replay traces against.
 
-All build on least recently used; what they add, they take from an activation map.
+All build on least recently used; what they add, they take from an activation map or a predictor.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Policy:
     warmed: an empty cache is filled with the map's most chosen experts.
     by_class: pins and warming follow the command's own class; otherwise all classes by their
         priors.
-    retained: what the map's transitions expect of the next token is evicted last.
-    read_ahead: what they expect is also read before it is asked for.
+    retained: what a predictor expects least of the next tokens is evicted first.
+    read_ahead: what it expects most of the next token is read before it is asked for.
     offline: knows the future (Belady 1966): no policy that reads on demand can have more hits.
     """
 
@@ -31,7 +31,11 @@ class Policy:
 
     @property
     def needs_map(self) -> bool:
-        return bool(self.pinned or self.warmed or self.retained or self.read_ahead)
+        return bool(self.pinned or self.warmed)
+
+    @property
+    def needs_predictor(self) -> bool:
+        return self.retained or self.read_ahead
 
 
 POLICIES: dict[str, Policy] = {
@@ -43,6 +47,7 @@ POLICIES: dict[str, Policy] = {
         Policy("global-warmed", warmed=True),
         Policy("map-warmed", warmed=True, by_class=True),
         Policy("predictor-retained", retained=True),
+        Policy("pinned-retained", pinned=0.5, by_class=True, retained=True),
         Policy("read-ahead", retained=True, read_ahead=True),
         Policy("belady", offline=True),
     )

@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Protocol
 
+from emberd.compile.predict.predictor import Experts, Predictor, Scores, best
 from emberd.compile.residency.policies import Policy
 from emberd.compile.residency.trace import CommandTrace
 from emberd.daemon.activation_map import ActivationMap, Expert
@@ -36,16 +37,35 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Expectation:
+    """What a predictor says after a token: `scores` f32 [layers, experts], of all the tokens that
+    it predicts, and `likeliest` uint16 [layers, top_k] of the next one, best first."""
+
+    scores: Scores
+    likeliest: Experts
+
+    @classmethod
+    def of(cls, scores: Scores, top_k: int) -> Expectation:
+        """From scores [horizons, layers, experts]."""
+        return cls(scores.sum(axis=0), best(scores[0], top_k))
+
+
+@dataclass(frozen=True)
 class Step:
-    """Tokens that are run together: the experts that they need, layer by layer."""
+    """Tokens that are run together: the experts that they need, layer by layer, and what is
+    expected after the last of them."""
 
     tokens: int
     layers: Sequence[Sequence[Expert]]
+    expectation: Expectation | None = None
 
 
-def steps(command: CommandTrace, chunk: int, first: int | None = None) -> Iterator[Step]:
+def steps(
+    command: CommandTrace, chunk: int, first: int | None = None, predictor: Predictor | None = None
+) -> Iterator[Step]:
     """The steps of a command: its prompt in chunks of at most `chunk` tokens, then its answer one
-    by one; `first`: of only so many tokens."""
+    by one; `first`: of only so many tokens. `predictor`: one of the next tokens."""
+    scores = None if predictor is None else predictor.scores(command)
     ids = command.ids[:first]
     prompt = min(command.prompt, len(ids))
     starts = [*range(0, prompt, chunk), *range(prompt, len(ids) + 1)]
@@ -55,7 +75,8 @@ def steps(command: CommandTrace, chunk: int, first: int | None = None) -> Iterat
             [(layer, expert) for expert in sorted(set(together[:, layer].ravel().tolist()))]
             for layer in range(ids.shape[1])
         ]
-        yield Step(end - start, layers)
+        expectation = None if scores is None else Expectation.of(scores[end - 1], ids.shape[2])
+        yield Step(end - start, layers, expectation)
 
 
 def replay(
@@ -69,7 +90,8 @@ def replay(
     cache.
 
     A step whose layer needs more experts than there are slots takes them in turn, those in memory
-    first, and reads each of the others once. `activation_map` is there if the policy needs it.
+    first, and reads each of the others once. `activation_map` is there if the policy needs it;
+    without expectations, a policy that needs a predictor is as one without.
     """
     outcome = Outcome()
     if policy.offline:
@@ -88,8 +110,8 @@ class _Cache(Protocol):
     def acquire(self, needed: Sequence[Expert]) -> None:
         """Has all of `needed` in memory, or each in turn where there are too few slots."""
 
-    def expect(self, chosen: Sequence[Expert]) -> None:
-        """Hears what a token chose in a layer, to prepare for the next token."""
+    def expect(self, step: Step) -> None:
+        """Prepares for what is expected after a step that was taken."""
 
 
 def _run(cache: _Cache, taken: Sequence[Step], outcome: Outcome) -> None:
@@ -97,8 +119,7 @@ def _run(cache: _Cache, taken: Sequence[Step], outcome: Outcome) -> None:
         outcome.tokens += step.tokens
         for needed in step.layers:
             cache.acquire(needed)
-            if step.tokens == 1:
-                cache.expect(needed)
+        cache.expect(step)
 
 
 class _Online:
@@ -112,9 +133,8 @@ class _Online:
         self._outcome = outcome
         self._map = activation_map
         self._pinned: set[Expert] = set()
-        self._others: OrderedDict[Expert, None] = OrderedDict()  # least recently used first
+        self._others: OrderedDict[Expert, None] = OrderedDict()  # the first to be evicted first
         self._hottest: dict[int | None, list[Expert]] = {}
-        self._successors: dict[Expert, list[tuple[Expert, float]]] = {}
 
     def begin(self, command_class: str, cold: bool) -> None:
         """A command of this class follows; `cold`: after the memory was given back."""
@@ -142,19 +162,18 @@ class _Online:
         for expert in misses:
             self._load(expert)
 
-    def expect(self, chosen: Sequence[Expert]) -> None:
-        if not self._policy.retained:
+    def expect(self, step: Step) -> None:
+        if step.expectation is None or not self._policy.needs_predictor:
             return
-        scores: dict[Expert, float] = {}
-        for expert in chosen:
-            for successor, share in self._after(expert):
-                scores[successor] = scores.get(successor, 0.0) + share
-        likely = sorted(scores, key=lambda expert: (-scores[expert], expert))[: len(chosen)]
-        for expert in reversed(likely):
-            if expert in self._others:
-                self._others.move_to_end(expert)
-            elif self._policy.read_ahead:
-                self._load(expert)
+        if self._policy.retained:
+            value = step.expectation.scores.tolist()
+            order = sorted(self._others, key=lambda expert: value[expert[0]][expert[1]])
+            self._others = OrderedDict.fromkeys(order)
+        if self._policy.read_ahead:
+            for layer, likeliest in enumerate(step.expectation.likeliest.tolist()):
+                for expert in ((layer, chosen) for chosen in likeliest):
+                    if expert not in self._others and expert not in self._pinned:
+                        self._load(expert)
 
     def _pin(self, experts: Sequence[Expert]) -> None:
         """Pins these and no others; what was pinned before is the first to be evicted."""
@@ -170,7 +189,7 @@ class _Online:
             self._others.popitem(last=False)
 
     def _load(self, expert: Expert) -> None:
-        """Reads an expert in place of the one that was used least recently."""
+        """Reads an expert in place of the first to be evicted."""
         if len(self._others) + len(self._pinned) >= self._slots:
             self._others.popitem(last=False)
         self._others[expert] = None
@@ -185,14 +204,6 @@ class _Online:
         if index not in self._hottest:
             self._hottest[index] = self._map.hottest(self._slots, index)
         return self._hottest[index]
-
-    def _after(self, expert: Expert) -> list[tuple[Expert, float]]:
-        if expert not in self._successors:
-            assert self._map is not None
-            layer, _ = expert
-            found = self._map.next_token.after(*expert)
-            self._successors[expert] = [((layer, successor), share) for successor, share in found]
-        return self._successors[expert]
 
 
 class _Offline:
@@ -227,5 +238,5 @@ class _Offline:
             if resident.get(expert) == -use:
                 del resident[expert]
 
-    def expect(self, chosen: Sequence[Expert]) -> None:
+    def expect(self, step: Step) -> None:
         """It knows already."""

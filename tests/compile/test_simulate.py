@@ -70,6 +70,20 @@ def test_without_a_map_policies_that_need_one_are_left_out(
     assert {row["budget"] for row in rows} == {"12.5%", "25%", "50%"}
 
 
+def test_predictors_are_compared(
+    trace: Path, found: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["window", "token-transitions"]
+    chosen = [argument for name in names for argument in ("--predictor", name)]
+    policy = ["--policy", "predictor-retained", "--policy", "lru", "--budget", "8M"]
+    assert main(["simulate", str(trace), "--map", str(found), *policy, *chosen, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["policy"] for row in rows] == [
+        *(f"predictor-retained ({name})" for name in names),
+        "lru",
+    ]
+
+
 def test_a_budget_below_token_demand_is_said(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +105,8 @@ def test_a_plot_is_written(trace: Path, tmp_path: Path) -> None:
         (["--budget", "inf%"], "not a share such as 25%"),
         (["--budget", "6X"], "is not a size"),
         (["--policy", "map-pinned"], "--policy map-pinned: needs an activation map"),
+        (["--policy", "read-ahead"], "--policy read-ahead: needs a predictor, give --predictor"),
+        (["--predictor", "lstm"], "--predictor lstm: expected one of previous-token, window;"),
         (["--chunk", "0"], "--chunk 0: expected 1 or more"),
         (["--map", "nowhere"], "nowhere: cannot be read"),
     ],

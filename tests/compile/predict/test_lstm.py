@@ -54,7 +54,7 @@ def test_scores_are_those_of_each_window_in_numpy(path: Path) -> None:
         hidden = cell = np.zeros((1, 7), np.float32)
         for ids in found.ids[max(0, token - WINDOW + 1) : token + 1]:
             expected, hidden, cell = reference(WEIGHTS, ids[None].astype(int), hidden, cell)
-        np.testing.assert_allclose(scores[token], expected[0], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(scores[token], expected[0], rtol=1e-4, atol=1e-6)
 
 
 def test_it_sees_the_last_sixteen_tokens_and_none_to_come(path: Path) -> None:

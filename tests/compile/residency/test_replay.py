@@ -11,9 +11,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 from activation_maps import random_map
+from emberd.compile.predict.available import available
+from emberd.compile.predict.predictor import multi_hot
 from emberd.compile.residency.policies import POLICIES, Policy
-from emberd.compile.residency.replay import Outcome, Step, replay, steps
-from emberd.compile.residency.trace import CommandTrace
+from emberd.compile.residency.replay import Expectation, Outcome, Step, replay, steps
+from emberd.compile.residency.trace import CommandTrace, TraceHeader
 from emberd.daemon.activation_map import Expert
 
 LRU, BELADY = POLICIES["lru"], POLICIES["belady"]
@@ -110,7 +112,10 @@ def test_belady_reads_as_few_as_any_policy_could(slots: int, seed: int) -> None:
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "belady"])
 def test_no_policy_reads_less_than_belady(name: str, slots: int) -> None:
     """Ahead of time or not."""
-    commands = [("climate", list(steps(command(40, 10, seed), 4))) for seed in range(3)]
+    predictor = available(TraceHeader("ab" * 32, 3, 8, 2, 4096), MAP, None)["token-transitions"]
+    commands = [
+        ("climate", list(steps(command(40, 10, seed), 4, predictor=predictor))) for seed in range(3)
+    ]
     outcome = replay(commands, POLICIES[name], slots, MAP)
     bound = replay(commands, BELADY, slots)
     assert outcome.accesses == bound.accesses
@@ -164,13 +169,46 @@ def test_cold_commands_begin_with_nothing() -> None:
         assert replay([("a", taken)] * 3, policy, 4, cold=True).hits == 6
 
 
-def test_what_transitions_expect_is_kept_or_read_ahead() -> None:
-    """After expert 0 comes, by the map, its likeliest successor."""
-    successor, _ = MAP.next_token.after(0, 0)[0]
-    others = [e for e in range(8) if e not in (0, successor)]
-    taken = one_layer([successor], others[:1], [0], others[1:2], [successor])
-    assert replay([("a", taken)], LRU, 3).hits == 0
-    kept = replay([("a", taken)], replace(LRU, retained=True), 3, MAP)
-    assert kept.hits == 1 and kept.reads == 4
-    ahead = replay([("a", one_layer([0], [successor]))], POLICIES["read-ahead"], 3, MAP)
-    assert ahead.hits == 1
+def expecting(taken: Sequence[Step], *experts: int) -> list[Step]:
+    """The same steps, each of which expects the one of these experts (of 8) in its place."""
+    return [
+        replace(step, expectation=Expectation.of(multi_hot(np.array([[[expert]]]), 8), 1))
+        for step, expert in zip(taken, experts, strict=True)
+    ]
+
+
+def test_what_is_expected_least_is_evicted_first() -> None:
+    taken = expecting(one_layer([0], [1], [2], [0]), 0, 0, 0, 7)
+    assert replay([("a", taken)], LRU, 2).hits == 0
+    assert replay([("a", taken)], replace(LRU, retained=True), 2) == Outcome(4, 4, 1, 3)
+    nothing = [replace(step, expectation=None) for step in taken]
+    assert replay([("a", nothing)], replace(LRU, retained=True), 2).hits == 0
+
+
+def test_pins_and_retention_go_together() -> None:
+    policy = POLICIES["pinned-retained"]
+    (layer, hot), *_ = MAP.hottest(1, MAP.index("climate"))
+    others = [expert for expert in range(8) if layer or expert != hot][:3]
+    taken = expecting(
+        one_layer([others[0]], [others[1]], [others[2]], [others[0]]), *[others[0]] * 4
+    )
+    outcome = replay([("climate", taken)], policy, 3, MAP)
+    assert outcome == Outcome(4, 4, 1, 4)
+
+
+def test_what_is_expected_most_is_read_ahead() -> None:
+    taken = expecting(one_layer([0], [1], [2]), 1, 5, 7)
+    assert replay([("a", taken)], POLICIES["read-ahead"], 3) == Outcome(3, 3, 1, 5)
+
+
+def test_expectations_are_those_after_the_last_token_of_a_step() -> None:
+    header = TraceHeader("ab" * 32, 3, 8, 2, 4096)
+    predictor = available(header, MAP, None)["token-transitions"]
+    found = command(9, 6)
+    scores = predictor.scores(found)
+    taken = list(steps(found, 4, predictor=predictor))
+    for step, last in zip(taken, (3, 5, 6, 7, 8), strict=True):
+        assert step.expectation is not None
+        np.testing.assert_array_equal(step.expectation.scores, scores[last].sum(axis=0))
+        assert step.expectation.likeliest.shape == (3, 2)
+        assert step.expectation.likeliest[1, 0] == scores[last, 0, 1].argmax()
