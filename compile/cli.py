@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.version import VersionAction
 
 COMMANDS = {
     "inspect": ("emberd.compile.inspect", "describe a checkpoint from its headers"),
@@ -72,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Compile mixture-of-experts language models for small devices.",
         epilog=f"commands:\n{lines}\n\n`emberc COMMAND --help` tells what a command takes.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--version", action=VersionAction, nargs=0, help="print the version and exit"
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
     return parser

@@ -20,6 +20,8 @@ _UNSUPPORTED = (  # options of BPE that change what a text is encoded to
     "byte_fallback",
     "ignore_merges",
 )
+# Characters of which a normalizer may make one; in Unicode NFC there are up to 4 to compose.
+_COMPOSED = {None: 1, "NFC": 4}
 _SAMPLE = (
     "Set the driver's temperature to 23.5 \u00b0C, please!\n\n\tdef f(x):  return x**2  # I'LL\r\n"
     "\u00c5ngstr\u00f6m e\u0301te\u0301 \u0645\u0631\u062d\u0628\u0627 "
@@ -56,7 +58,12 @@ def compile_tokenizer(tokenizer_json: str) -> Vocabulary:
         reference = Reference.from_str(json.dumps(data, ensure_ascii=False))
     except Exception as error:  # the library raises plain Exception
         raise EmberdError(f"tokenizer.json: {error}") from error
-    vocabulary = Vocabulary(tokens, _pipeline(data), **_tables(model["vocab"], ids, merges))
+    vocabulary = Vocabulary(
+        tokens,
+        _pipeline(data),
+        **_tables(model["vocab"], ids, merges),
+        longest=_longest(model["vocab"], tokens, data["normalizer"]),
+    )
     _compare(vocabulary, reference)
     return vocabulary
 
@@ -105,6 +112,16 @@ def _tables(
             MERGE.pack(right, rank, token) for (_, right), (rank, token) in sorted(ranked.items())
         ),
     }
+
+
+def _longest(
+    known: Mapping[str, int], added: Sequence[AddedToken], normalizer: Mapping[str, Any] | None
+) -> int:
+    """Vocabulary.longest: of the bytes of a token, each may be a character."""
+    kind = None if normalizer is None else normalizer.get("type")
+    if kind not in _COMPOSED:
+        return 0
+    return _COMPOSED[kind] * max(map(len, [*known, *(token.text for token in added)]), default=0)
 
 
 def _packed(values: Iterable[int]) -> bytes:

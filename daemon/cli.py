@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.version import VersionAction
 
 if TYPE_CHECKING:
     from emberd.daemon.config import Config
@@ -38,23 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-class _Version(argparse.Action):
-    """--version, which reads the package's metadata only when asked."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib import metadata
-
-        try:
-            version = metadata.version("emberd")
-        except metadata.PackageNotFoundError:
-            parser.error("emberd runs from a source tree that is not installed: no version known")
-        print(f"emberd {version}")
-        parser.exit()
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="emberd", description="Serve a compiled model locally.")
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.add_argument(
+        "--version", action=VersionAction, nargs=0, help="print the version and exit"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(name: str, text: str) -> argparse.ArgumentParser:

@@ -67,11 +67,13 @@ def chat_prompt(
     template: ChatTemplate,
     messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
+    most: int | None = None,
 ) -> tuple[list[int], int | None]:
     """The prompt's tokens, and how many of them precede the generation prompt (None: unknown).
 
     Only before a control token can a text be cut without changing its tokens. `variables` are
-    those of the template. Raises TemplateRefusal.
+    those of the template. Raises TemplateRefusal, and TooManyTokens as
+    Tokenizer.encode_with_control does.
     """
     marked = [_mark_message(tokenizer, message) for message in messages]
     names = {name: _mark(tokenizer, value) for name, value in variables.items()}
@@ -79,8 +81,8 @@ def chat_prompt(
     opening = text.removeprefix(history)
     if not 0 < len(opening) < len(text) or not tokenizer.begins_with_control(opening):
         opening = text
-    turns = tokenizer.encode_with_control(text[: len(text) - len(opening)])
-    return turns + tokenizer.encode_with_control(opening), len(turns) or None
+    turns = tokenizer.encode_with_control(text[: len(text) - len(opening)], most)
+    return turns + tokenizer.encode_with_control(opening, most), len(turns) or None
 
 
 def _mark(tokenizer: Tokenizer, value: Any, keep: frozenset[str] = frozenset()) -> Any:

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from emberd.daemon.errors import EmberdError
 from emberd.daemon.vocabulary import Vocabulary
 
 # A lone surrogate cannot occur in valid Unicode text, so no message can hold the mark itself.
@@ -22,6 +23,10 @@ RECENT_CHARACTERS = 1 << 20  # of texts whose tokens are remembered
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
+
+
+class TooManyTokens(EmberdError):  # noqa: N818
+    """A text that is too long, however it is tokenised."""
 
 
 class _RecentTexts:
@@ -74,8 +79,17 @@ class Tokenizer:
         """Plain text: no control tokens, even where it spells one."""
         return list(self._vocabulary.encode(text))
 
-    def encode_with_control(self, text: str) -> list[int]:
-        """Text of a template or a raw prompt: control tokens count, save those marked."""
+    def encode_with_control(self, text: str, most: int | None = None) -> list[int]:
+        """Text of a template or a raw prompt: control tokens count, save those marked.
+
+        Raises TooManyTokens, before any work, where its length alone makes more than `most`.
+        """
+        fewest = self._fewest(text)
+        if most is not None and fewest > most:
+            raise TooManyTokens(
+                f"the prompt has {len(text)} characters, which make at least {fewest} tokens, but "
+                f"the context is {most} tokens"
+            )
         ids: list[int] = []
         position = 0
         for match in self._control.finditer(text):
@@ -84,6 +98,11 @@ class Tokenizer:
             position = match.end()
         ids += self._recent.encode(text[position:].replace(MARK, ""))
         return ids
+
+    def _fewest(self, text: str) -> int:
+        """So many tokens a text has at least."""
+        longest = self._vocabulary.longest
+        return -(-(len(text) - text.count(MARK)) // longest) if longest else 0
 
     def begins_with_control(self, text: str) -> bool:
         """Whether the first token of a template's text is a control token."""

@@ -21,7 +21,7 @@ from emberd.daemon.record import INT32_MAX, Record
 from tokenizers import Tokenizer as Pipeline
 
 VOCABULARY = "vocabulary.msgpack"
-VERSION = 1
+VERSION = 2
 MERGE = struct.Struct("<3i")  # right, rank, id: ember_merge of ember.h
 
 
@@ -56,6 +56,7 @@ class Vocabulary:
 
     Attributes:
         added: the added tokens.
+        longest: no token stands for more characters of a text; 0 where that is not known.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Vocabulary:
         byte_ids: bytes,
         first: bytes,
         merges: bytes,
+        longest: int,
     ) -> None:
         """Raises EmberdError for tables that do not hold together.
 
@@ -76,7 +78,9 @@ class Vocabulary:
             byte_ids, first, merges: as in ember_vocabulary of ember.h.
         """
         self.added = tuple(added)
+        self.longest = longest
         self._tables = {
+            "longest": longest,
             "pipeline": pipeline,
             "pieces": pieces,
             "piece_ends": piece_ends,
@@ -129,6 +133,7 @@ class Vocabulary:
             byte_ids=record.packed("byte_ids", 4),
             first=record.packed("first", 4),
             merges=record.packed("merges", MERGE.size),
+            longest=record.integer("longest", 0, INT32_MAX),
         )
 
     def to_bytes(self) -> bytes:

@@ -22,7 +22,7 @@ from emberd.daemon.server.keys import SERVING
 from emberd.daemon.server.messages import read_messages
 from emberd.daemon.server.service import Service
 from emberd.daemon.stream import Stream
-from emberd.daemon.text import Tokenizer
+from emberd.daemon.text import Tokenizer, TooManyTokens
 
 routes = web.RouteTableDef()
 
@@ -172,7 +172,10 @@ async def _generation(service: Service, fields: Fields) -> Request:
         limit = fields.integer("max_tokens", 1, parameters.MAX_TOKENS, None)
     stops, choices = parameters.stops(fields), parameters.choices(fields)
     stop_tokens = parameters.stop_tokens(fields, service)
-    prompt, boundary = await asyncio.to_thread(_prompt, service, messages, variables)
+    try:
+        prompt, boundary = await asyncio.to_thread(_prompt, service, messages, variables)
+    except TooManyTokens as error:
+        raise parameters.too_long(service, error, limit) from None
     return Request(
         prompt=prompt,
         boundary=boundary,
@@ -192,7 +195,9 @@ def _prompt(
         raise ApiError(
             400, "this model has no chat template; use /v1/completions", code="no_chat_template"
         )
-    prompt, boundary = chat_prompt(service.tokenizer, service.template, messages, variables)
+    prompt, boundary = chat_prompt(
+        service.tokenizer, service.template, messages, variables, service.engine.context
+    )
     if not prompt:
         raise ApiError(400, "the messages render to an empty prompt", param="messages")
     return prompt, boundary

@@ -20,7 +20,7 @@ from emberd.daemon.server.fields import Fields, invalid
 from emberd.daemon.server.keys import SERVING
 from emberd.daemon.server.service import Service
 from emberd.daemon.stream import Stream
-from emberd.daemon.text import Tokenizer
+from emberd.daemon.text import Tokenizer, TooManyTokens
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 MAX_PROMPTS = 128
@@ -192,7 +192,10 @@ async def _requests(service: Service, fields: Fields, echo: bool) -> list[Reques
     stops, choices = parameters.stops(fields), parameters.choices(fields)
     stop_tokens = parameters.stop_tokens(fields, service)
     fields.refuse("best_of", "only as many as n are generated", lambda best: best == choices)
-    prompts = await asyncio.to_thread(_prompts, service, fields.get("prompt"))
+    try:
+        prompts = await asyncio.to_thread(_prompts, service, fields.get("prompt"))
+    except TooManyTokens as error:
+        raise parameters.too_long(service, error, limit) from None
     return [
         Request(
             prompt=prompt,
@@ -219,7 +222,7 @@ def _prompts(service: Service, prompt: Any) -> list[list[int]]:
 
 def _tokens(service: Service, prompt: Any) -> list[int]:
     if isinstance(prompt, str):
-        prompt = service.tokenizer.encode_with_control(prompt)
+        prompt = service.tokenizer.encode_with_control(prompt, service.engine.context)
     elif not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
         raise invalid("prompt", "expected a string, token ids, or a list of either")
     if not prompt:

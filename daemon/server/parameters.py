@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from emberd.daemon.engine import Engine
+from emberd.daemon.engine import ContextLengthExceeded, Engine
 from emberd.daemon.generation import Usage
 from emberd.daemon.sampling import SamplingParameters
 from emberd.daemon.server.api_error import ApiError
 from emberd.daemon.server.fields import Fields, invalid
 from emberd.daemon.server.service import Service
+from emberd.daemon.text import TooManyTokens
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
@@ -94,6 +95,13 @@ def include_usage(fields: Fields, stream: bool) -> bool:
 def room(engine: Engine, prompt: list[int]) -> int:
     """The tokens that can be generated where the request sets no limit."""
     return max(1, engine.context - len(prompt))
+
+
+def too_long(service: Service, error: TooManyTokens, asked: int | None) -> ContextLengthExceeded:
+    """The refusal of a prompt that was not even tokenised; `asked`: tokens to be generated."""
+    service.engine.metrics.requests["refused"] += 1
+    more = "" if asked is None else f", and {asked} are to be generated"
+    return ContextLengthExceeded(f"{error}{more}")
 
 
 def usage(counts: list[Usage]) -> dict[str, Any]:

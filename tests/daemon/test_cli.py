@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -172,15 +171,6 @@ def test_commands_say_what_they_do(
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
     assert text in capsys.readouterr().out
-
-
-def test_the_version_is_the_package_s(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(metadata, "version", {"emberd": "1.2.3"}.__getitem__)
-    with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
-    assert capsys.readouterr().out == "emberd 1.2.3\n"
 
 
 def test_the_command_is_installed_as_a_module() -> None:

@@ -203,3 +203,25 @@ async def test_empty_messages_are_messages(serve: Any) -> None:
     for content in ("", [], [{"type": "text", "text": ""}], " "):
         messages = [{"role": "user", "content": content}]
         assert (await daemon.chat(messages, max_tokens=2))["usage"]["prompt_tokens"] > 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello " * 900_000}]}),
+        ("/v1/completions", {"prompt": "hello " * 900_000}),
+    ],
+)
+async def test_prompts_of_megabytes_are_refused_before_they_are_tokenised(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    daemon = await serve()
+
+    def encode(text: str) -> None:
+        raise AssertionError(f"{len(text)} characters were tokenised")
+
+    monkeypatch.setattr(daemon.service.tokenizer._recent, "encode", encode)
+    status, error = await daemon.refusal(body, path)
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert "characters, which make at least" in error["message"]
+    assert daemon.service.engine.metrics.requests["refused"] == 1
