@@ -74,9 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"commands:\n{lines}\n\n`emberc COMMAND --help` tells what a command takes.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--version", action=VersionAction, nargs=0, help="print the version and exit"
-    )
+    parser.add_argument("--version", action=VersionAction)
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
     return parser
 

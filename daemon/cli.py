@@ -41,9 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="emberd", description="Serve a compiled model locally.")
-    parser.add_argument(
-        "--version", action=VersionAction, nargs=0, help="print the version and exit"
-    )
+    parser.add_argument("--version", action=VersionAction)
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
