@@ -1,37 +1,52 @@
-"""Routing for tests, so regular that what is right is known."""
+"""Where routers have to decide between experts of nearly equal scores.
+
+There, how the last bits were rounded decides which expert is taken, and with it what follows. No
+two implementations agree on that, so parity is tested on prompts that are routed clearly.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-from emberd.compile.residency.counts import RoutingCounts
-from emberd.compile.residency.trace import CommandTrace, TraceHeader
-from emberd.daemon.activation_map import ActivationMap
-from numpy.typing import NDArray
-
-CYCLE = TraceHeader("ab" * 32, layers=2, experts=6, top_k=2, expert_bytes=4096)
+from emberd.compile.oracle import Oracle
 
 
-def cycle(tokens: int, prompt: int, start: int = 0) -> CommandTrace:
-    """Three pairs of experts take turns: in the first layer 01 23 45, in the second 45 01 23."""
-    turn = (np.arange(start, start + tokens)[:, None] + [0, 2]) % 3
-    ids = np.stack([2 * turn, 2 * turn + 1], axis=-1).astype(np.uint16)
-    return command(ids, prompt)
+class RouterWatch:
+    """Notes how close the scores of the last expert taken and of the first one left out came.
+
+    Scores are what the softmax takes: with the tiny models, of the order of 1.
+    """
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.closest = np.inf
+        self._dimensions = oracle.model.dimensions
+        self._run = oracle.run
+        oracle.run = self._watched_run
+
+    def _watched_run(self, block: str, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        top_k = self._dimensions.moe.top_k
+        if block == "moe" and top_k < self._dimensions.moe.experts:
+            hidden = inputs["hidden"]
+            mean_square = (hidden**2).mean(-1, keepdims=True)
+            normed = hidden / np.sqrt(mean_square + self._dimensions.eps)
+            scores = -np.sort(-(normed * (1 + inputs["post_norm"]) @ inputs["router"].T))
+            self.closest = min(self.closest, (scores[:, top_k - 1] - scores[:, top_k]).min())
+        return self._run(block, inputs)
 
 
-def noise(header: TraceHeader, tokens: int, prompt: int, seed: int) -> CommandTrace:
-    """Every expert as likely as any other, whatever came before."""
-    draw = np.random.default_rng(seed)
-    keys = draw.random((tokens, header.layers, header.experts))
-    return command(np.argsort(keys, axis=-1)[..., : header.top_k].astype(np.uint16), prompt)
-
-
-def command(ids: NDArray[np.uint16], prompt: int, name: str = "climate") -> CommandTrace:
-    return CommandTrace(name, prompt, ids, np.full(ids.shape, 1 / ids.shape[-1], np.float16))
-
-
-def counted(header: TraceHeader, commands: list[CommandTrace]) -> ActivationMap:
-    """The map of these commands."""
-    counts = RoutingCounts(header.layers, header.experts, header.top_k)
-    for one in commands:
-        counts.add(one.command_class, one.ids)
-    return counts.to_map(header.model)
+def clear_prompt(oracle: Oracle, length: int, gap: float) -> tuple[np.ndarray, np.ndarray]:
+    """A random prompt i32[length] on which no router meets scores closer than `gap`, and its
+    logits f32[length, V]."""
+    watch, session = RouterWatch(oracle), oracle.session()
+    generator = np.random.default_rng(0)
+    tokens: list[int] = []
+    rows: list[np.ndarray] = []
+    while len(tokens) < length:
+        token = int(generator.integers(oracle.model.dimensions.vocab_size))
+        trial = session.fork()
+        watch.closest = np.inf
+        row = trial.step([token])
+        if watch.closest > gap:
+            session = trial
+            tokens.append(token)
+            rows.append(row)
+    return np.array(tokens, np.int32), np.concatenate(rows)

@@ -11,7 +11,7 @@ import pytest
 from emberd.compile.cli import main
 from emberd.compile.residency.trace import CommandTrace, TraceHeader, TraceWriter
 from needs import needs
-from routing import CYCLE, counted, cycle
+from routed_commands import CYCLE, counted, cycle
 
 
 def write(path: Path, commands: Sequence[CommandTrace], header: TraceHeader = CYCLE) -> Path:

@@ -13,7 +13,7 @@ from emberd.compile.predict.network import Weights, reference, to_onnx
 from emberd.compile.predict.predictor import AHEAD, WINDOW
 from emberd.compile.residency.trace import TraceHeader
 from emberd.daemon.errors import EmberdError
-from routing import noise
+from routed_commands import noise
 
 HEADER = TraceHeader("ab" * 32, layers=3, experts=8, top_k=2, expert_bytes=4096)
 TOKENS = 40

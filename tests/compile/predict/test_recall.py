@@ -10,7 +10,7 @@ from emberd.compile.predict.predictor import Predictor
 from emberd.compile.predict.recall import measure
 from emberd.compile.residency.trace import CommandTrace, TraceHeader
 from emberd.daemon.errors import EmberdError
-from routing import CYCLE, command, counted, cycle, noise
+from routed_commands import CYCLE, command, counted, cycle, noise
 
 LEARNT = counted(CYCLE, [cycle(300, 0)])
 RANDOM = TraceHeader("ab" * 32, layers=3, experts=8, top_k=3, expert_bytes=4096)

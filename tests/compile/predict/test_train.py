@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from needs import needs
-from routing import CYCLE, command, cycle, noise
+from routed_commands import CYCLE, command, cycle, noise
 
 needs("torch")
 
