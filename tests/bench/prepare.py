@@ -10,7 +10,6 @@ from emberd.compile.build import build
 from emberd.compile.convert import convert
 from emberd.compile.converted import ConvertedModel
 
-from bench import peer_file
 from bench.measure import note
 
 BUILD = Path(__file__).parents[2] / "build"
@@ -30,6 +29,8 @@ def prepare(
         peer.unlink(missing_ok=True)
     _make("converted model", converted, lambda path: convert(source, path))
     if not peer.exists():
+        from bench import peer_file  # gguf comes with the extra
+
         model = ConvertedModel.load(converted)
         _make("peer's file", peer, lambda path: peer_file.write(model, RECIPE, path))
     if artifact is None:
