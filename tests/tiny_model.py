@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from emberd.daemon.artifact import ArtifactWriter, ModelDescription
-from emberd.daemon.core import Logits
+from emberd.daemon.logits import Logits
 from emberd.daemon.program import Buffer, Program, Section, Step, StepKind
 from emberd.daemon.program import Sequence as Steps
 
