@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from emberd.compile.predict.network import FORMAT, VERSION, Weights
+from emberd.compile.predict.network import FORMAT, VERSION, Weights, embedding_rows
 from emberd.compile.predict.predictor import AHEAD, WINDOW, Scores
 from emberd.compile.residency.trace import CommandTrace, TraceHeader
 from emberd.daemon.errors import EmberdError
@@ -41,6 +41,7 @@ class Lstm:
         self.weights = Weights(
             **{entry.name: numpy_helper.to_array(entry) for entry in model.graph.initializer}
         )
+        self._experts = header.experts
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(
@@ -50,13 +51,13 @@ class Lstm:
     def scores(self, command: CommandTrace) -> Scores:
         """See Predictor. Each token's window is one of a batch; the first ones are shorter."""
         tokens = np.arange(len(command.ids))
-        ids = command.ids.astype(np.int32)
-        hidden = np.zeros((len(ids), self.weights.state_size), np.float32)
+        rows = embedding_rows(command.ids, self._experts)
+        hidden = np.zeros((len(rows), self.weights.state_size), np.float32)
         cell = np.zeros_like(hidden)
         scores: Scores
         for ago in range(WINDOW - 1, -1, -1):
             there = tokens >= ago
-            feed = {"ids": ids[np.maximum(tokens - ago, 0)], "hidden": hidden, "cell": cell}
+            feed = {"rows": rows[np.maximum(tokens - ago, 0)], "hidden": hidden, "cell": cell}
             scores, hidden, cell = self._session.run(["scores", "hidden_out", "cell_out"], feed)
             hidden[~there] = cell[~there] = 0  # before the first token of the command
         return scores

@@ -6,9 +6,10 @@ torch.nn.LSTM) takes them token by token, its state zero before the first of a w
 the next AHEAD tokens a projection of its output is multiplied with every expert's embedding. The
 scores are each layer's softmax.
 
-The file is one ONNX graph of standard operators, with its weights inside: `ids` int32 [windows,
-layers, top_k], `hidden` and `cell` f32 [windows, H] -> `scores` f32 [windows, AHEAD, layers,
-experts], `hidden_out`, `cell_out`. Its metadata name the model whose routing it has learnt.
+The file is one ONNX graph of standard operators, with its weights inside: `rows` int32 [windows,
+layers * top_k], of the embedding; `hidden` and `cell` f32 [windows, H] -> `scores` f32 [windows,
+AHEAD, layers, experts], `hidden_out`, `cell_out`. Its metadata name the model whose routing it has
+learnt.
 """
 
 from __future__ import annotations
@@ -66,6 +67,12 @@ class Weights:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
+def embedding_rows(ids: NDArray[np.integer], experts: int) -> NDArray[np.int32]:
+    """ids [windows, layers, top_k] -> int32 [windows, layers * top_k]."""
+    rows = ids.astype(np.int32) + experts * np.arange(ids.shape[1], dtype=np.int32)[:, None]
+    return rows.reshape(len(ids), -1)
+
+
 def reference(
     weights: Weights, ids: NDArray[np.integer], hidden: Floats, cell: Floats
 ) -> tuple[Scores, Floats, Floats]:
@@ -73,8 +80,7 @@ def reference(
     AHEAD, layers, experts], and the new hidden and cell."""
     windows, layers, _ = ids.shape
     experts = len(weights.embedding) // layers
-    rows = ids + experts * np.arange(layers)[:, None]
-    x = weights.embedding[rows.reshape(windows, -1)].sum(axis=1)
+    x = weights.embedding[embedding_rows(ids, experts)].sum(axis=1)
     gates = x @ weights.input_weight.T + hidden @ weights.state_weight.T + weights.gate_bias
     take, keep, new, give = np.split(gates, 4, axis=1)
     cell = _sigmoid(keep) * cell + _sigmoid(take) * np.tanh(new)
@@ -89,10 +95,7 @@ def reference(
 def to_onnx(weights: Weights, header: TraceHeader) -> onnx.ModelProto:
     """The step as a checked graph, for traces with this header."""
     graph = Graph()
-    offsets = header.experts * np.arange(header.layers, dtype=np.int32)[:, None]
-    rows = graph.add("Add", "ids", graph.constant(offsets))
-    rows = graph.reshape(rows, -1, header.layers * header.top_k)
-    embedded = graph.add("Gather", "embedding", rows, axis=0)
+    embedded = graph.add("Gather", "embedding", "rows", axis=0)
     x = graph.add("ReduceSum", embedded, graph.constant([1]), keepdims=0)
     gates = graph.add(
         "Add", graph.linear(x, "input_weight"), graph.linear("hidden", "state_weight")
@@ -111,14 +114,13 @@ def to_onnx(weights: Weights, header: TraceHeader) -> onnx.ModelProto:
     scores = graph.reshape(scores, -1, AHEAD, header.layers, header.experts)
     graph.add("Softmax", scores, axis=-1, outputs=["scores"])
     state: Shape = ["windows", weights.state_size]
-    ids = helper.make_tensor_value_info(
-        "ids", TensorProto.INT32, ["windows", header.layers, header.top_k]
-    )
+    chosen = ["windows", header.layers * header.top_k]
+    rows = helper.make_tensor_value_info("rows", TensorProto.INT32, chosen)
     model = helper.make_model(
         helper.make_graph(
             graph.nodes,
             "predictor",
-            [ids, floats("hidden", state), floats("cell", state)],
+            [rows, floats("hidden", state), floats("cell", state)],
             [
                 floats("scores", ["windows", AHEAD, header.layers, header.experts]),
                 floats("hidden_out", state),
