@@ -246,9 +246,9 @@ class Engine:
 
     def _unload(self) -> None:
         """Give the memory of the model and of its conversations back."""
-        for slot in self._slots:
-            slot.close()
-        self._slots, self._idle = [], []
+        self._idle.clear()
+        while self._slots:
+            self._slots.pop().close()  # held by nobody then, so that its memory can go as well
         if self._model is not None:
             self._model.close()
         return_free_memory()
