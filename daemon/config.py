@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ def _read(path: Path) -> dict[str, Any]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise EmberdError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-99-99, or 5000 digits
         raise EmberdError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise EmberdError(f"{path}: nested too deep for settings such as 'port: 8080'") from None
@@ -107,8 +106,8 @@ def _checked(where: str, name: str, value: Any, kind: type[Any]) -> Any:
         raise EmberdError(f"{where}: empty; write 0.0.0.0 to listen on every interface")
     if name in _RANGES:
         low, high = _RANGES[name]
-        if not (math.isfinite(value) and low <= value <= high):
-            raise EmberdError(f"{where}: expected {low:g} to {high:g}, not {value!r}")
+        if not low <= value <= high:  # so NaN
+            raise EmberdError(f"{where}: expected {low:g} to {high:g}, not {value!r:.80}")
     return value
 
 
