@@ -75,7 +75,8 @@ class Model:
     Attributes: `max_chunk` (tokens that a step can have), `vocab_size`, `max_context` (tokens),
     `threads`, `state_bytes` (recurrent state of a session),
     `kv_bytes_per_token`, `symbols` (names of the kernels), `experts` (layers, experts of each,
-    top_k, expert_bytes), `expert_budget` (bytes; None: all experts are mapped).
+    top_k, expert_bytes), `expert_budget` (bytes; None: all experts are mapped),
+    `least_expert_budget` (bytes; a smaller one is refused).
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Model:
             )
             self._handle = opened(core.ember_model_open, ctypes.byref(description))
             self.experts: ExpertLayout = core.ember_model_experts(self._handle)
+            self.least_expert_budget = int(core.ember_model_least_expert_budget(self._handle))
             self._counters = (ExpertCounters * self.experts.layers)()
             count = self.experts.layers * self.experts.experts
             self._resident, self._chosen = array("B", bytes(count)), array("Q", bytes(8 * count))

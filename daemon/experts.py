@@ -37,6 +37,7 @@ class Residency:
         self._map = activation_map
         self._counted: Sequence[int] = ()  # choices of each expert when a prompt was last read
         self._lock = threading.Lock()
+        self._least = 0  # budget of a step, in bytes, once a model has been opened
         self._model: weakref.ref[Model] | None = None
 
     def open(self, artifact: Artifact, threads: int | None) -> Model:
@@ -44,6 +45,7 @@ class Residency:
         with self._lock:
             model = Model(artifact, threads, self.budget, self._reader_threads)
             self._model = weakref.ref(model)
+            self._least = model.least_expert_budget
             self._counted = model.chosen_experts()
         self._warm(model, None)
         return model
@@ -71,6 +73,10 @@ class Residency:
                 except EmberdError:
                     if not model.closed:
                         raise
+            if budget is not None and budget < self._least:  # the next model could not be opened
+                raise EmberdError(
+                    f"an expert budget of {budget} bytes: a step needs {self._least} bytes at once"
+                )
             self.budget = budget
 
     def counters(self) -> list[ExpertCounters]:

@@ -130,6 +130,8 @@ def test_a_budget_outlives_the_models(demo_artifact: Path) -> None:
         with pytest.raises(EmberdError, match="a step needs 2 experts"):
             residency.set_budget(1)
         assert residency.budget == model.expert_budget == 10 * EXPERT_BYTES
+    with pytest.raises(EmberdError, match="a step needs 49152 bytes at once"):
+        residency.set_budget(2 * EXPERT_BYTES - 1)  # would keep the next model from opening
     residency.set_budget(7 * EXPERT_BYTES)
     with residency.open(artifact, 1) as model:
         assert model.expert_budget == 7 * EXPERT_BYTES
