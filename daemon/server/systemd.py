@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 
 from emberd.daemon.errors import EmberdError
 
 _FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
+
+log = logging.getLogger("emberd")
 
 
 def passed_socket() -> socket.socket | None:
@@ -38,4 +41,7 @@ def notify_ready() -> None:
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
             abstract = address.startswith("@")
-            notify.sendto(b"READY=1", f"\0{address[1:]}" if abstract else address)
+            try:
+                notify.sendto(b"READY=1", f"\0{address[1:]}" if abstract else address)
+            except OSError as error:  # the service is up all the same
+                log.warning("NOTIFY_SOCKET %s cannot be told: %s", address, error.strerror or error)

@@ -81,6 +81,16 @@ async def test_systemd_is_told_when_the_daemon_is_up(
             assert await asyncio.to_thread(told.recv, 100) == b"READY=1"
 
 
+def test_a_daemon_that_can_tell_nobody_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "none"))
+    systemd.notify_ready()
+    assert caplog.messages == [
+        f"NOTIFY_SOCKET {tmp_path}/none cannot be told: No such file or directory"
+    ]
+
+
 def test_a_socket_that_does_not_listen(demo_artifact: Path) -> None:
     with socket.socket() as passed, _activated(demo_artifact, passed) as process:
         _, errors = process.communicate()
