@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import platform
 from collections.abc import Callable
@@ -86,8 +85,7 @@ def _cgroup_quota() -> float | None:
 
 
 def return_free_memory() -> None:
-    """Gives memory back to the system: that of garbage, and what the C library keeps (glibc)."""
-    gc.collect()
+    """Gives memory that was freed back to the system, where the C library keeps it (glibc)."""
     if trim := _malloc_trim():
         trim(0)
 
