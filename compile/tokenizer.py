@@ -9,7 +9,8 @@ from itertools import accumulate
 from typing import Any
 
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.vocabulary import ALPHABET, MERGE, AddedToken, Vocabulary, spelled_bytes
+from emberd.daemon.pre_tokenizer import ALPHABET, spelled_bytes
+from emberd.daemon.vocabulary import MERGE, AddedToken, Vocabulary
 from tokenizers import Tokenizer as Reference
 
 _UNSUPPORTED = (  # options of BPE that change what a text is encoded to

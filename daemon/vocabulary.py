@@ -6,40 +6,21 @@ lie in the file: pieces to look up, and merges that the core searches (native/vo
 
 from __future__ import annotations
 
-import codecs
 import ctypes
 import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import msgpack
 from emberd.daemon.bindings import Merges, core
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.pre_tokenizer import read_pre_tokenizer
 from emberd.daemon.record import INT32_MAX, Record
-from tokenizers import Tokenizer as Pipeline
 
 VOCABULARY = "vocabulary.msgpack"
 VERSION = 2
 MERGE = struct.Struct("<3i")  # right, rank, id: ember_merge of ember.h
-
-
-def _alphabet() -> str:
-    """GPT-2's byte alphabet: printable bytes stand for themselves, the others for U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))
-
-
-ALPHABET = _alphabet()
-_BYTES = codecs.charmap_build(ALPHABET)
-
-
-def spelled_bytes(text: str) -> bytes:
-    """What characters of the alphabet stand for. Raises UnicodeEncodeError for others."""
-    data, _ = codecs.charmap_encode(text, "strict", _BYTES)
-    return data
 
 
 @dataclass(frozen=True)
@@ -99,11 +80,9 @@ class Vocabulary:
         ):
             raise EmberdError(f"{VOCABULARY}: its tables do not hold together")
         try:
-            loaded = Pipeline.from_str(pipeline)
+            self._pre_tokenizer = read_pre_tokenizer(pipeline)
         except Exception as error:  # the library raises plain Exception
             raise EmberdError(f"{VOCABULARY}: {error}") from error
-        self._normalizer = loaded.normalizer
-        self._splitter = loaded.pre_tokenizer
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Vocabulary:
@@ -153,11 +132,7 @@ class Vocabulary:
 
     def encode(self, text: str) -> array[int]:
         """The tokens of a text, none of them added ones."""
-        if self._normalizer is not None:
-            text = self._normalizer.normalize_str(text)
-        words = [word for word, _ in self._splitter.pre_tokenize_str(text)]
-        ends = array("q", accumulate(map(len, words)))
-        data = spelled_bytes("".join(words))
+        data, ends = self._pre_tokenizer.split(text)
         ids = array("i", bytes(4 * len(data)))
         count = core.ember_vocabulary_encode(
             ctypes.byref(self._merges),

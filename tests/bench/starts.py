@@ -33,6 +33,18 @@ _LIMIT_SECONDS = 60.0
 _KEEP_ALIVE = 0.05  # seconds after which the model is unloaded
 
 
+@dataclass(frozen=True)
+class Resident:
+    """Resident memory of a process, in bytes: its own (stacks, heap), and pages of files."""
+
+    anonymous: int = 0
+    files: int = 0
+
+    def __str__(self) -> str:
+        own, files = self.anonymous / 1e6, self.files / 1e6
+        return f"{own + files:.1f} ({own:.1f} anonymous, {files:.1f} of files)"
+
+
 class Server:
     """An `emberd serve` process and its one client."""
 
@@ -69,10 +81,13 @@ class Server:
         while self._call("GET", "/health", None)["model_loaded"]:
             time.sleep(_KEEP_ALIVE / 4)
 
-    def resident_bytes(self) -> int:
+    def resident(self) -> Resident:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
-        return int(line.split()[1]) * 1024
+        sizes = dict(line.split(":") for line in status.splitlines())
+        own, *mapped = (
+            int(sizes[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile", "RssShmem")
+        )
+        return Resident(own, sum(mapped))
 
     def close(self) -> None:
         self._http.close()
@@ -105,13 +120,13 @@ def serving(artifact: Path, **settings: Any) -> Iterator[Server]:
 
 @dataclass
 class Starts:
-    """Samples in seconds; `idle` in bytes; `prompt`: tokens."""
+    """Samples in seconds; `prompt`: tokens."""
 
     exec: list[float] = field(default_factory=list)
     listening: list[float] = field(default_factory=list)
     unloaded: list[float] = field(default_factory=list)
     loaded: list[float] = field(default_factory=list)
-    idle: int = 0
+    idle: Resident = Resident()
     prompt: int = 0
 
     def rows(self) -> list[tuple[str, str]]:
@@ -123,7 +138,7 @@ class Starts:
             ("request -> first token, model unloaded, ms", _shown(self.unloaded)),
             ("request -> first token, model loaded, ms", _shown(self.loaded)),
             ("wake: the difference of these medians, ms", f"{1e3 * wake:.1f}"),
-            ("resident while unloaded, MB", f"{self.idle / 1e6:.1f}"),
+            ("resident while unloaded, MB", str(self.idle)),
         ]
 
 
@@ -144,7 +159,7 @@ def measure(artifact: Path, samples: int) -> Starts:
             starts.loaded.append(server.ask(fresh())[0])
         server.wait_until_unloaded()
         time.sleep(4 * _KEEP_ALIVE)
-        starts.idle = server.resident_bytes()
+        starts.idle = server.resident()
     return starts
 
 

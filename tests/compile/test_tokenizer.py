@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from emberd.compile.tokenizer import compile_tokenizer
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.vocabulary import ALPHABET
+from emberd.daemon.pre_tokenizer import ALPHABET
 from tokenizers import Tokenizer as Reference
 
 DEMO = Path(__file__).parents[2] / "firmware_assets" / "demo" / "model"
