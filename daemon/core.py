@@ -105,8 +105,8 @@ class Model:
         self.max_context = artifact.model.max_context
         self.state_bytes = program.section_bytes["state"]
         self.kv_bytes_per_token = program.section_bytes["kv_per_token"]
-        self._logits = _anonymous_memory(program.section_bytes["logits"])
-        self._logits_address = ctypes.addressof(ctypes.c_char.from_buffer(self._logits))
+        self._logits = _anonymous_memory(program.section_bytes["logits"], "logits")
+        self._logits_address = _address(self._logits)
         files: list[int] = []
         try:
             for name in (WEIGHTS, EXPERTS):
@@ -372,7 +372,7 @@ class Session:
         """A copy of the recurrent state and the length, for `restore`."""
         with self._model._lock:
             self._check_usable()
-            state = bytearray(self._model.state_bytes)
+            state = _anonymous_memory(self._model.state_bytes, "a snapshot")
             core.ember_session_save(self._handle, _address(state))
             snapshot = Snapshot(self.length, state)
             self._snapshots.add(snapshot)
@@ -486,7 +486,7 @@ class Session:
 class Snapshot:
     """A session's recurrent state after its first `length` tokens."""
 
-    def __init__(self, length: int, state: bytearray) -> None:
+    def __init__(self, length: int, state: mmap.mmap) -> None:
         self.length = length
         self._state = state
 
@@ -496,12 +496,13 @@ class Snapshot:
         return len(self._state)
 
 
-def _anonymous_memory(size: int) -> mmap.mmap:
-    """Zeroed memory that is taken page by page as it is written."""
+def _anonymous_memory(size: int, what: str) -> mmap.mmap:
+    """Zeroed memory that is taken page by page as it is written, and given back when it is freed:
+    of a heap, the C library would keep it."""
     try:
         return mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        raise EmberdError(f"cannot reserve {size} bytes for logits: {error}") from None
+        raise EmberdError(f"cannot reserve {size} bytes for {what}: {error}") from None
 
 
 def _int32(values: Sequence[int], what: str) -> array[int]:
@@ -511,6 +512,6 @@ def _int32(values: Sequence[int], what: str) -> array[int]:
         raise EmberdError(f"{what} must be 32-bit integers: {error}") from None
 
 
-def _address(memory: bytearray) -> int | None:
+def _address(memory: mmap.mmap) -> int:
     """Where the bytes of `memory` are; valid while it is alive and keeps its size."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory else None
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

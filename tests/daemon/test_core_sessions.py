@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import Model
+from emberd.daemon.core import Model, Session
 from emberd.daemon.errors import EmberdError
 from tiny_model import PROMPT, last_row
 
@@ -25,6 +26,30 @@ def test_the_cache_grows_by_touching(tiny: Any, tmp_path: Path) -> None:
         with model.open_session(4096) as session:  # 4 GB reserved
             session.prefill(PROMPT)
             assert resident_bytes() - before < 64 << 20
+
+
+def test_snapshots_give_their_memory_back(tiny: Any, tmp_path: Path) -> None:
+    """Also those of a thread: of its heap, glibc would keep what lies at the end."""
+    size = 8 << 20
+    big = replace(tiny.program, section_bytes={**tiny.program.section_bytes, "state": size})
+    artifact = Artifact.open(tiny.write(tmp_path / "big", big))
+
+    def take_some(session: Session) -> None:
+        for _ in range(6):
+            session.snapshot()
+        kept = [session.snapshot() for _ in range(6)]
+        held.append(resident_bytes() - before)
+        del kept
+
+    with Model(artifact, threads=1) as model, model.open_session(64) as session:
+        session.prefill(PROMPT)
+        held: list[int] = []
+        before = resident_bytes()
+        taking = threading.Thread(target=take_some, args=(session,))
+        taking.start()
+        taking.join()
+        assert held[0] > 5 * size
+        assert resident_bytes() - before < 2 * size
 
 
 def test_reset_forgets(model: Model) -> None:
