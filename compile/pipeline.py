@@ -81,15 +81,9 @@ def compile_blocks(
             progress(f"{block} x {tokens}")
             module = import_onnx(onnx_model, tokens, recipe.cache_dtype)
             folder = None if dump is None else dump / f"{block}-t{tokens}"
-            _dump(folder, 1, "import_onnx", module)
-            with tvm.target.Target(isa.target):
-                for number, phase in enumerate(_phases(recipe, block, isa, library), start=2):
-                    if phase.info.name not in disabled:
-                        module = phase(module)
-                        _dump(folder, number, str(phase.info.name), module)
-            symbols = _share_remaining(module, library)
-            programs[block, tokens] = extract(module, tokens, symbols)
-            reports[block, tokens] = report(module)
+            programs[block, tokens], reports[block, tokens] = compile_module(
+                module, block, tokens, recipe, isa, library, disabled=disabled, dump=folder
+            )
     lines = [f"{name}: disabled" for name in sorted(set(disabled))]
     if kept != chunks:
         lines.append(
@@ -100,6 +94,31 @@ def compile_blocks(
     if dump is not None:
         (dump / "report.txt").write_text("".join(f"{line}\n" for line in lines))
     return CompiledBlocks(programs, library, kept, lines)
+
+
+def compile_module(
+    module: tvm.IRModule,
+    block: str,
+    tokens: int,
+    recipe: Recipe,
+    isa: Isa,
+    library: KernelLibrary,
+    *,
+    disabled: Collection[str] = (),
+    dump: Path | None = None,
+) -> tuple[BlockProgram, list[str]]:
+    """All phases after the import of a block for so many tokens; its kernels go to `library`.
+
+    Returns its program and what passes reported. With `dump`, the IR after each phase is written
+    there as NN-phase.py.
+    """
+    _dump(dump, 1, "import_onnx", module)
+    with tvm.target.Target(isa.target):
+        for number, phase in enumerate(_phases(recipe, block, isa, library), start=2):
+            if phase.info.name not in disabled:
+                module = phase(module)
+                _dump(dump, number, str(phase.info.name), module)
+    return extract(module, tokens, _share_remaining(module, library)), report(module)
 
 
 def check_optional(disabled: Collection[str]) -> None:

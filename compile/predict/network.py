@@ -109,8 +109,9 @@ def to_onnx(weights: Weights, header: TraceHeader) -> onnx.ModelProto:
     given = graph.add("Sigmoid", give)
     hidden = graph.add("Mul", given, graph.add("Tanh", cell), outputs=["hidden_out"])
     ahead = graph.add("Add", graph.linear(hidden, "ahead_weight"), "ahead_bias")
-    ahead = graph.reshape(ahead, -1, AHEAD, weights.embedding.shape[1])
-    scores = graph.add("Add", graph.linear(ahead, "embedding"), "score_bias")
+    ahead = graph.reshape(ahead, -1, weights.embedding.shape[1])
+    scores = graph.reshape(graph.linear(ahead, "embedding"), -1, AHEAD, len(weights.embedding))
+    scores = graph.add("Add", scores, "score_bias")
     scores = graph.reshape(scores, -1, AHEAD, header.layers, header.experts)
     graph.add("Softmax", scores, axis=-1, outputs=["scores"])
     state: Shape = ["windows", weights.state_size]

@@ -1,65 +1,78 @@
-"""The compiler's phases take the network: they leave no operator without a kernel."""
+"""The compiler takes the network as it takes models, and the core runs it as onnxruntime does."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from emberd.compile.isa.isa import host_isas
-from emberd.compile.passes.import_onnx import import_onnx
-from emberd.compile.passes.lower_kernels import KernelLibrary
-from emberd.compile.pipeline import _phases
 from emberd.compile.predict.network import Weights, embedding_rows, to_onnx
 from emberd.compile.predict.predictor import AHEAD
-from emberd.compile.quantize.recipes import RECIPES
 from emberd.compile.residency.trace import TraceHeader
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.core import LogitsRole, Model
+from emberd.daemon.errors import EmberdError
 from needs import needs
-from onnx import helper
+from routed_commands import noise
 
-HEADER = TraceHeader("ab" * 32, layers=2, experts=8, top_k=2, expert_bytes=4096)
-EMBEDDING, STATE = 32, 64
+needs("tvm")
+
+from emberd.compile.predict.compiled import CompiledNetwork, build_predictor  # noqa: E402
+
+HEADER = TraceHeader("ab" * 32, layers=3, experts=8, top_k=2, expert_bytes=4096)
+EMBEDDING, STATE = 32, 96
 
 
-def random_weights(draw: np.random.Generator) -> Weights:
+@pytest.fixture(scope="module")
+def network() -> onnx.ModelProto:
+    draw = np.random.default_rng(0)
     experts, ahead = HEADER.layers * HEADER.experts, AHEAD * EMBEDDING
     shapes = [(experts, EMBEDDING), (4 * STATE, EMBEDDING), (4 * STATE, STATE), (4 * STATE,)]
     shapes += [(ahead, STATE), (ahead,), (AHEAD, experts)]
-    return Weights(*(draw.standard_normal(shape, np.float32) * np.float32(0.3) for shape in shapes))
+    values = (draw.standard_normal(shape, np.float32) * np.float32(0.3) for shape in shapes)
+    return to_onnx(Weights(*values), HEADER)
 
 
-def as_block(model: onnx.ModelProto) -> onnx.ModelProto:
-    """For one window, with the weights as inputs, as the compiler has them."""
-    for value in [*model.graph.input, *model.graph.output]:
-        value.type.tensor_type.shape.dim[0].dim_value = 1
-    for weight in model.graph.initializer:
-        found = helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims)
-        model.graph.input.append(found)
-    del model.graph.initializer[:]
-    return model
+@pytest.fixture(scope="module")
+def artifact(network: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("predictor") / "artifact"
+    build_predictor(network, HEADER, path, host_isas()[:1])
+    return path
 
 
-def test_compiled_it_does_what_onnxruntime_does() -> None:
-    needs("tvm")
-    import tvm
-    from tvm import relax
+def test_over_a_trace_it_does_what_onnxruntime_does(
+    network: onnx.ModelProto, artifact: Path
+) -> None:
+    """Its state goes from token to token, and is zero again after a reset."""
+    session = onnxruntime.InferenceSession(network.SerializeToString())
+    compiled = CompiledNetwork(artifact, HEADER)
+    for seed in (0, 1):
+        state = [np.zeros((1, STATE), np.float32)] * 2
+        for ids in noise(HEADER, 40, 0, seed).ids:
+            rows = embedding_rows(ids[None], HEADER.experts)
+            feed = {"rows": rows, "hidden": state[0], "cell": state[1]}
+            expected, *state = session.run(["scores", "hidden_out", "cell_out"], feed)
+            np.testing.assert_allclose(compiled.step(ids), expected[0], rtol=1e-4, atol=1e-6)
+        compiled.reset()
+    compiled.close()
 
-    draw = np.random.default_rng(0)
-    weights = random_weights(draw)
-    model = to_onnx(weights, HEADER)
-    rows = embedding_rows(np.array([[[1, 7], [0, 4]]]), HEADER.experts)
-    hidden, cell = draw.standard_normal((2, 1, STATE), np.float32)
-    session = onnxruntime.InferenceSession(model.SerializeToString())
-    expected = session.run(None, {"rows": rows, "hidden": hidden, "cell": cell})
 
-    isa = host_isas()[0]
-    library = KernelLibrary()
-    module = import_onnx(as_block(model), 1, "float32")
-    with tvm.target.Target(isa.target):
-        for phase in _phases(RECIPES["f32"], "predictor", isa, library):
-            module = phase(module)
-    assert any(name.startswith("linear_") for name in library.builders)
-    machine = relax.VirtualMachine(tvm.compile(module, tvm.target.Target(isa.target)), tvm.cpu())
-    given = [rows, hidden, cell, *weights.named().values()]
-    results = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(value)) for value in given))
-    for result, right in zip(results, expected, strict=True):
-        np.testing.assert_allclose(result.numpy(), right, rtol=1e-4, atol=1e-5)
+def test_it_is_made_of_the_kernels_of_models(artifact: Path) -> None:
+    symbols = Artifact.open(artifact).program.symbols
+    layers = ["n384_k32", "n384_k96", f"n{AHEAD * EMBEDDING}_k96", "n24_k32"]
+    for layer in layers:
+        assert any(name.startswith("linear_") and layer in name for name in symbols), layer
+
+
+def test_what_is_no_row_of_the_embedding_is_refused(artifact: Path) -> None:
+    rows = [0, 1, 8, 9, 16]
+    with Model(Artifact.open(artifact), 1) as model:
+        session = model.open_session(6)
+        with pytest.raises(EmberdError, match="token id 24 is outside"):
+            session.step([*rows, 24], LogitsRole.NONE)
+        with pytest.raises(EmberdError, match="no sequence of role 1"):
+            session.step([*rows, 23], LogitsRole.LAST)
+        session.step([*rows, 23], LogitsRole.NONE)
