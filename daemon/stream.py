@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from emberd.daemon import mailbox
 from emberd.daemon.generation import Event, Request, Usage
 
 
@@ -19,7 +20,7 @@ class Stream:
 
     def __init__(self, request: Request, cancel: Callable[[Stream], None]) -> None:
         self._cancel = cancel
-        self._loop = asyncio.get_running_loop()
+        self._mailbox = mailbox.of_running_loop()
         self._events: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
         self.request = request
         self.cancelled = False
@@ -29,8 +30,7 @@ class Stream:
 
     def put(self, event: Event | Exception | None) -> None:
         """Called from the engine's thread; None ends the stream."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        self._mailbox.call(self._events.put_nowait, event)
 
     def __aiter__(self) -> Stream:
         return self

@@ -1,0 +1,51 @@
+"""Calls into an event loop from another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from pathlib import Path
+
+from emberd.daemon import mailbox
+
+
+def test_calls_come_in_order_and_in_the_loop() -> None:
+    called: list[tuple[int, int]] = []
+
+    async def run() -> None:
+        box, done = mailbox.of_running_loop(), asyncio.Event()
+        assert mailbox.of_running_loop() is box
+
+        def note(number: int) -> None:
+            called.append((number, threading.get_ident()))
+            if number == 99:
+                done.set()
+
+        sender = threading.Thread(target=lambda: [box.call(note, i) for i in range(100)])
+        sender.start()
+        await done.wait()
+        sender.join()
+
+    asyncio.run(run())
+    assert called == [(i, threading.get_ident()) for i in range(100)]
+
+
+def _events() -> int:
+    """How many event descriptors this process has open."""
+    folder = Path("/proc/self/fd")
+    links = (str(entry.readlink()) for entry in folder.iterdir() if entry.is_symlink())
+    return sum("[eventfd]" in link for link in links)
+
+
+def test_a_mailbox_closes_with_its_loop() -> None:
+    async def run() -> mailbox.Mailbox:
+        return mailbox.of_running_loop()
+
+    before = _events()
+    box, called = asyncio.run(run()), list[int]()
+    box.call(called.append, 1)
+    assert _events() == before + 1
+    del box
+    gc.collect()
+    assert _events() == before and not called
