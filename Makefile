@@ -39,7 +39,7 @@ check: $(INSTALLED)
 		-p emberd.compile -p emberd.daemon -p emberd.targets
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # The peer is compiled for this machine (about 10 minutes, once). BENCH=--quick: the main figures.
 $(VENV)/.bench: $(INSTALLED)
