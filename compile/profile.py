@@ -8,7 +8,7 @@ import io
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -18,91 +18,18 @@ import numpy as np
 from emberd.compile.files import write_whole
 from emberd.compile.residency.commands import Command, CommandReader
 from emberd.compile.residency.counts import RoutingCounts
-from emberd.compile.residency.trace import CommandTrace, TraceHeader, TraceWriter
+from emberd.compile.residency.next_layer import NextLayerRouters
+from emberd.compile.residency.recorder import STREAMS, Recorder
+from emberd.compile.residency.trace import TraceHeader, TraceWriter
 from emberd.daemon.activation_map import most_classes
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import LogitsRole, Model, Session
+from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.trace import RoutingTrace
 from tqdm import tqdm
 
-STREAMS = 8  # commands whose answers are generated in one step
 _SAVE_SECONDS = 20.0
 _MAX_TOKENS = 64
-
-
-class Recorder:
-    """Runs commands and notes their routing; answers are the likeliest tokens.
-
-    `max_tokens`: of an answer that no stop token ends. Several commands are answered at a time,
-    which changes nothing but the time it takes.
-    """
-
-    def __init__(self, model: Model, stop_tokens: Sequence[int], max_tokens: int) -> None:
-        self._model = model
-        self._stop_tokens = frozenset(stop_tokens)
-        self._max_tokens = max_tokens
-        self._sessions = [model.open_session(model.max_context) for _ in range(STREAMS)]
-
-    def run(self, commands: Sequence[Command]) -> list[CommandTrace]:
-        """The traces of up to STREAMS commands."""
-        with RoutingTrace(self._model) as trace:
-            runs = [
-                _Run(command, session, self._max_tokens)
-                for command, session in zip(commands, self._sessions, strict=False)
-            ]
-            for run in runs:
-                run.prefill(trace)
-            while running := [run for run in runs if run.goes_on(self._stop_tokens)]:
-                logits = self._model.step_batch(
-                    [run.session for run in running], [run.token for run in running]
-                )
-                for row, (run, routing) in enumerate(zip(running, _by_token(trace), strict=True)):
-                    run.note(routing, logits.top(1, row)[0][0])
-        return [run.trace() for run in runs]
-
-
-class _Run:
-    """A command on its way. `token`: the one to read next."""
-
-    def __init__(self, command: Command, session: Session, max_tokens: int) -> None:
-        self.session = session
-        self.token = -1
-        self._command = command
-        room = session.capacity - len(command.tokens)
-        self._left = 0 if command.complete else min(max_tokens, room)
-        self._routing: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def prefill(self, trace: RoutingTrace) -> None:
-        self.session.reset()
-        logits = self.session.prefill(self._command.tokens, LogitsRole.LAST)
-        assert logits is not None
-        self.token = logits.top(1)[0][0]
-        self._routing += _by_token(trace)
-
-    def goes_on(self, stop_tokens: frozenset[int]) -> bool:
-        return self._left > 0 and self.token not in stop_tokens
-
-    def note(self, routing: tuple[np.ndarray, np.ndarray], token: int) -> None:
-        """The routing of the token read, and the one that follows."""
-        self._routing.append(routing)
-        self.token = token
-        self._left -= 1
-
-    def trace(self) -> CommandTrace:
-        ids, weights = zip(*self._routing, strict=True)
-        return CommandTrace(
-            self._command.command_class,
-            len(self._command.tokens),
-            np.stack(ids).astype(np.uint16),
-            np.stack(weights).astype(np.float16),
-        )
-
-
-def _by_token(trace: RoutingTrace) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """What was noted since the last time: ids and weights [layers, top_k] of each token."""
-    routing = trace.take()
-    return zip(np.array(routing.ids), np.array(routing.weights), strict=True)
+_STEPS = 4000
 
 
 class _State:
@@ -158,14 +85,21 @@ def profile(
     trace: Path | None = None,
     threads: int | None = None,
     max_tokens: int = _MAX_TOKENS,
+    network: Path | None = None,
+    steps: int = _STEPS,
 ) -> str:
     """Writes the activation map of the commands; goes on where a killed run with the same
-    arguments was. Returns a sentence about the run. Raises EmberdError, naming the line at fault.
+    arguments was. `trace`: also writes the routing of every token; `network`: and trains a
+    predictor on it, in so many steps. Returns a sentence about the run. Raises EmberdError, naming
+    the line at fault.
     """
     if not artifact.model.identity:
         raise EmberdError(f"{artifact.path}: built by an older emberc, build it again")
+    train = None if network is None else _training()
+    next_layer = None if trace is None else NextLayerRouters(artifact)
     with ExitStack() as stack:
-        model = stack.enter_context(Model(artifact, threads))
+        opened = artifact if next_layer is None else next_layer.artifact
+        model = stack.enter_context(Model(opened, threads))
         shape = model.experts.layers, model.experts.experts, model.experts.top_k
         counts = RoutingCounts(*shape)
         key = _key(artifact, commands, max_tokens, trace)
@@ -180,11 +114,13 @@ def profile(
                 f"{commands}: {len(names)} classes, but a map of this model holds {most}"
             )
         writer = None
-        if trace is not None:
-            header = TraceHeader(artifact.model.identity, *shape, model.experts.expert_bytes)
+        if trace is not None and next_layer is not None:
+            header = TraceHeader(
+                artifact.model.identity, *shape, model.experts.expert_bytes, next_layer.count
+            )
             writer = TraceWriter(trace, header, state.trace_bytes)
             stack.callback(writer.close)
-        recorder = Recorder(model, artifact.model.stop_tokens, max_tokens)
+        recorder = Recorder(model, artifact.model.stop_tokens, max_tokens, next_layer)
         done, tokens, start = state.done, 0, time.monotonic()
         with tqdm(
             total=len(todo), initial=done, unit=" commands", disable=not sys.stderr.isatty()
@@ -203,8 +139,11 @@ def profile(
             writer.sync()
         data = counts.to_map(artifact.model.identity).to_bytes()
         write_whole(output, lambda file: file.write(data))
+        seconds = time.monotonic() - start
+        if train is not None and trace is not None and network is not None:
+            state.save(done, 0 if writer is None else writer.sync())
+            train(trace, network, steps)
         state.remove()
-    seconds = time.monotonic() - start
     ran = len(todo) - state.done
     return (
         f"{ran} commands, {tokens} tokens in {seconds:.1f} s: {ran / seconds * 3600:.0f} commands "
@@ -222,6 +161,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, required=True, help="map to write")
     parser.add_argument("--trace", type=Path, help="also write the routing of every token here")
+    parser.add_argument(
+        "--train",
+        type=Path,
+        metavar="FILE.onnx",
+        help="also train a network on --trace that predicts routing, for emberc predict and "
+        "simulate (needs torch: pip install 'emberd[train]')",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=_STEPS, help="of the training (default %(default)s)"
+    )
     parser.add_argument("--threads", type=int, help="default: one per physical core")
     parser.add_argument(
         "--max-tokens",
@@ -234,6 +183,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     if arguments.max_tokens < 0:
         raise EmberdError(f"--max-tokens {arguments.max_tokens}: expected 0 or more")
+    if arguments.steps < 1:
+        raise EmberdError(f"--steps {arguments.steps}: expected 1 or more")
+    if arguments.train is not None and arguments.trace is None:
+        raise EmberdError("--train: say with --trace where to keep the routing that it learns from")
     print(
         profile(
             Artifact.open(arguments.artifact),
@@ -242,9 +195,22 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.trace,
             arguments.threads,
             arguments.max_tokens,
+            arguments.train,
+            arguments.steps,
         )
     )
-    print(f"wrote {arguments.output}")
+    written = [arguments.output, arguments.trace, arguments.train]
+    print(f"wrote {', '.join(str(path) for path in written if path is not None)}")
+
+
+def _training() -> Callable[[Path, Path, int], None]:
+    try:
+        from emberd.compile.predict.train import train_on
+    except ModuleNotFoundError as error:
+        raise EmberdError(
+            f"--train: {error.name} is not installed: pip install 'emberd[train]'"
+        ) from None
+    return train_on
 
 
 def _shown(commands: Iterator[Command], label: str) -> Iterator[Command]:

@@ -139,7 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "token-transitions with --map; emberc predict compares them)",
     )
     parser.add_argument(
-        "--lstm", type=Path, metavar="FILE.onnx", help="network that emberc predict has trained"
+        "--lstm", type=Path, metavar="FILE.onnx", help="network that emberc profile --train wrote"
     )
     parser.add_argument(
         "--cold", action="store_true", help="begin every command with an empty cache"

@@ -30,6 +30,7 @@ from emberd.daemon import program
 from emberd.daemon.artifact import EXPERTS, WEIGHTS, Artifact, ArtifactWriter, ModelDescription
 from emberd.daemon.core import LogitsRole, Model
 from emberd.daemon.logits import Logits
+from emberd.daemon.profile import Profile
 from emberd.daemon.program import Buffer, Section, Step, StepKind
 from emberd.targets.registry import HOST
 from numpy.typing import NDArray
@@ -95,6 +96,13 @@ class CompiledNetwork:
         scores = np.array(Logits(self._model, AHEAD).memory())
         return scores.reshape(AHEAD, header.layers, header.experts)
 
+    def microseconds(self, ids: Experts) -> float:
+        """What its kernels take for one of the tokens that chose ids [tokens, layers, top_k]."""
+        with Profile(self._model) as profile:
+            for token in ids:
+                self.step(token)
+        return sum(cost.seconds for cost in profile.costs()) / len(ids) * 1e6
+
     def reset(self) -> None:
         """Forgets what it has seen."""
         self._session.reset()
@@ -102,6 +110,12 @@ class CompiledNetwork:
     def close(self) -> None:
         """Gives memory and threads back."""
         self._model.close()
+
+    def __enter__(self) -> CompiledNetwork:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class _Layout:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
+from emberd.compile.isa.isa import host_isas
+from emberd.compile.predict.compiled import CompiledNetwork, build_predictor
 from emberd.compile.predict.network import FORMAT, VERSION, Weights, embedding_rows
 from emberd.compile.predict.predictor import AHEAD, WINDOW, Scores
 from emberd.compile.residency.trace import CommandTrace, TraceHeader
@@ -15,7 +18,7 @@ from onnx import numpy_helper
 
 
 class Lstm:
-    """Runs a file that `emberc predict --train` wrote in onnxruntime.
+    """Runs a file that `emberc profile --train` wrote in onnxruntime.
 
     Raises EmberdError when it is not such a file, or has learnt the routing of another model.
     """
@@ -35,23 +38,31 @@ class Lstm:
         except Exception:  # protobuf and the checker raise types of their own
             known = False
         if not known:
-            raise EmberdError(f"{path}: not a predictor; emberc predict --train writes them")
+            raise EmberdError(f"{path}: not a predictor; emberc profile --train writes them")
         if about.get("model") != header.model:
             raise EmberdError(f"{path}: has learnt the routing of another model: train it again")
+        self._model, self._header = model, header
         self.weights = Weights(
             **{entry.name: numpy_helper.to_array(entry) for entry in model.graph.initializer}
         )
-        self._experts = header.experts
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(
             data, options, providers=["CPUExecutionProvider"]
         )
 
+    def compiled_microseconds(self, command: CommandTrace) -> float:
+        """Of a token, when the network has been compiled and the core reads the command."""
+        with tempfile.TemporaryDirectory() as folder:
+            artifact = Path(folder) / "predictor"
+            build_predictor(self._model, self._header, artifact, host_isas()[:1])
+            with CompiledNetwork(artifact, self._header) as network:
+                return network.microseconds(command.ids)
+
     def scores(self, command: CommandTrace) -> Scores:
         """See Predictor. Each token's window is one of a batch; the first ones are shorter."""
         tokens = np.arange(len(command.ids))
-        rows = embedding_rows(command.ids, self._experts)
+        rows = embedding_rows(command.ids, self._header.experts)
         hidden = np.zeros((len(rows), self.weights.state_size), np.float32)
         cell = np.zeros_like(hidden)
         scores: Scores

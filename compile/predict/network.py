@@ -18,9 +18,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import onnx
+import onnxruntime
 from emberd.compile.blocks.graph import IR_VERSION, OPSET, Graph, Shape, floats
 from emberd.compile.predict.predictor import AHEAD, WINDOW, Scores
 from emberd.compile.residency.trace import TraceHeader
+from emberd.daemon.errors import EmberdError
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -90,6 +92,22 @@ def reference(
     logits = logits.reshape(windows, AHEAD, layers, experts)
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True), hidden, cell
+
+
+def check(model: onnx.ModelProto, weights: Weights, ids: NDArray[np.integer]) -> None:
+    """Raises EmberdError where onnxruntime does otherwise than `reference` when both read tokens
+    that chose ids [tokens, layers, top_k] one after the other."""
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    experts = len(weights.embedding) // ids.shape[1]
+    hidden = cell = right_hidden = right_cell = np.zeros((1, weights.state_size), np.float32)
+    for token in ids[:, None]:
+        feed = {"rows": embedding_rows(token, experts), "hidden": hidden, "cell": cell}
+        scores, hidden, cell = session.run(["scores", "hidden_out", "cell_out"], feed)
+        right, right_hidden, right_cell = reference(weights, token, right_hidden, right_cell)
+        if not np.allclose(scores, right, rtol=1e-3, atol=1e-5):
+            raise EmberdError("onnxruntime does not compute what the network is defined to")
 
 
 def to_onnx(weights: Weights, header: TraceHeader) -> onnx.ModelProto:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
-from emberd.compile.predict.network import Weights
+from emberd.compile.files import write_whole
+from emberd.compile.predict.network import Weights, check, to_onnx
 from emberd.compile.predict.predictor import AHEAD, WINDOW, Experts
-from emberd.compile.residency.trace import CommandTrace, TraceHeader
+from emberd.compile.residency.trace import CommandTrace, Trace, TraceHeader
+from emberd.daemon.errors import EmberdError
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import trange
@@ -90,6 +93,22 @@ def train(header: TraceHeader, commands: Sequence[CommandTrace], steps: int) -> 
             schedule.step()
             bar.set_postfix(loss=f"{found.item():.3f}", refresh=False)
     return network
+
+
+def train_on(trace: Path, output: Path, steps: int) -> None:
+    """Trains on a recorded trace and writes the network as ONNX.
+
+    Raises EmberdError where the trace has nothing to learn, and when onnxruntime does otherwise
+    than the network's reference with what was learnt.
+    """
+    recorded = Trace(trace)
+    commands = [command for command in recorded if len(command.ids) > 1]
+    if not commands:
+        raise EmberdError(f"{trace}: no command of two tokens or more to learn from")
+    weights = train(recorded.header, commands, steps).weights()
+    network = to_onnx(weights, recorded.header)
+    check(network, weights, commands[0].ids)
+    write_whole(output, lambda file: file.write(network.SerializeToString()))
 
 
 def _draw(commands: Sequence[Experts], draw: np.random.Generator) -> tuple[Tensor, Tensor]:

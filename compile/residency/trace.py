@@ -1,14 +1,17 @@
 """Recorded traces: which experts every token of a series of commands chose.
 
 A trace file is a stream of msgpack maps, so that it can be written and read a command at a time:
-first {format, version, model, layers, experts, top_k, expert_bytes}, with `model` the identity of
-the artifact's weights, then one {class, prompt, ids, weights} a command: ids uint16 [tokens,
-layers, top_k] and weights float16 of the same shape, little-endian, heaviest first; the first
-`prompt` tokens were read together, the others generated one by one.
+first {format, version, model, layers, experts, top_k, expert_bytes, next_layer}, with `model` the
+identity of the artifact's weights, then one {class, prompt, ids, weights, next_layer} a command:
+ids uint16 [tokens, layers, top_k] and weights float16 of the same shape, little-endian, heaviest
+first; the first `prompt` tokens were read together, the others generated one by one. For these,
+next_layer uint16 [tokens - prompt, layers - 1, next_layer] are the experts that the router of each
+next layer expected from a layer's hidden state, best first; empty where that was not noted.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -22,29 +25,33 @@ from emberd.daemon.record import INT32_MAX, INT64_MAX, Record
 from numpy.typing import NDArray
 
 FORMAT = "emberd-routing-trace"
-VERSION = 1
+VERSION = 2
 _LARGEST_COMMAND = 1 << 30  # bytes
 
 
 @dataclass(frozen=True)
 class TraceHeader:
-    """What was traced: `model` is the identity of its weights."""
+    """What was traced: `model` is the identity of its weights, `next_layer` how many experts of
+    each next layer are noted as expected (0: none)."""
 
     model: str
     layers: int
     experts: int
     top_k: int
     expert_bytes: int
+    next_layer: int = 0
 
 
 @dataclass(frozen=True)
 class CommandTrace:
-    """One command: ids uint16 and weights float16, both [tokens, layers, top_k]."""
+    """One command: ids uint16 and weights float16, both [tokens, layers, top_k]; next_layer uint16
+    [tokens - prompt, layers - 1, header.next_layer], None where it was not noted."""
 
     command_class: str
     prompt: int
     ids: NDArray[np.uint16]
     weights: NDArray[np.float16]
+    next_layer: NDArray[np.uint16] | None = None
 
 
 class TraceWriter:
@@ -70,12 +77,14 @@ class TraceWriter:
 
     def append(self, command: CommandTrace) -> None:
         """Raises EmberdError when the disk is full."""
+        expected = command.next_layer
         self._write(
             {
                 "class": command.command_class,
                 "prompt": command.prompt,
                 "ids": command.ids.astype("<u2").tobytes(),
                 "weights": command.weights.astype("<f2").tobytes(),
+                "next_layer": b"" if expected is None else expected.astype("<u2").tobytes(),
             }
         )
 
@@ -120,6 +129,7 @@ class Trace:
             experts=experts,
             top_k=first.integer("top_k", 1, experts),
             expert_bytes=first.integer("expert_bytes", 1, INT64_MAX),
+            next_layer=first.integer("next_layer", 0, experts),
         )
 
     def __iter__(self) -> Iterator[CommandTrace]:
@@ -151,7 +161,27 @@ class Trace:
             raise EmberdError(
                 f"{record.name('ids')}: expected experts below {header.experts} with a weight each"
             )
-        ordered = np.sort(ids, axis=-1)
-        if (ordered[..., 1:] == ordered[..., :-1]).any():
+        if _any_twice(ids):
             raise EmberdError(f"{record.name('ids')}: a token has an expert twice")
-        return CommandTrace(record.string("class"), prompt, ids, weights)
+        expected = self._next_layer(record, len(ids) - prompt)
+        return CommandTrace(record.string("class"), prompt, ids, weights, expected)
+
+    def _next_layer(self, record: Record, tokens: int) -> NDArray[np.uint16] | None:
+        header = self.header
+        found = np.frombuffer(record.packed("next_layer", 2), "<u2")
+        if not found.size:
+            return None
+        shape = (tokens, header.layers - 1, header.next_layer)
+        if found.size != math.prod(shape) or found.max() >= header.experts:
+            raise EmberdError(
+                f"{record.name('next_layer')}: expected {math.prod(shape)} experts below "
+                f"{header.experts}"
+            )
+        if _any_twice(found.reshape(shape)):
+            raise EmberdError(f"{record.name('next_layer')}: a token has an expert twice")
+        return found.reshape(shape)
+
+
+def _any_twice(ids: NDArray[np.uint16]) -> bool:
+    ordered = np.sort(ids, axis=-1)
+    return bool((ordered[..., 1:] == ordered[..., :-1]).any())

@@ -9,16 +9,21 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from emberd.compile.cli import main
-from emberd.compile.profile import STREAMS, Recorder, profile
+from emberd.compile.predict.network import FORMAT
+from emberd.compile.profile import profile
 from emberd.compile.residency.commands import CommandReader
 from emberd.compile.residency.counts import RoutingCounts
+from emberd.compile.residency.next_layer import NextLayerRouters
+from emberd.compile.residency.recorder import STREAMS, Recorder
 from emberd.compile.residency.trace import Trace
 from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
+from needs import needs
 
 HELDOUT = Path(__file__).parents[2] / "firmware_assets" / "demo" / "heldout.jsonl"
 # Runs a profile that saves after every group of commands, and kills itself before the fourth.
@@ -64,6 +69,8 @@ def test_the_map_and_the_trace_are_of_the_same_run(
         counts.add(command.command_class, command.ids)
         assert 0 < command.prompt < len(command.ids) <= command.prompt + 64
         assert (np.diff(command.weights.astype(float)) <= 0).all()
+        assert command.next_layer is not None
+        assert command.next_layer.shape == (len(command.ids) - command.prompt, 3, 4)
     found = ActivationMap.read(tmp_path / "map")
     found.check_model(artifact.model.identity)
     assert trace.header.model == artifact.model.identity
@@ -73,14 +80,16 @@ def test_the_map_and_the_trace_are_of_the_same_run(
 
 
 def test_commands_that_run_together_are_routed_as_alone(artifact: Artifact, commands: Path) -> None:
-    with Model(artifact, 1) as model:
+    asked = NextLayerRouters(artifact)
+    with Model(asked.artifact, 1) as model:
         read = list(CommandReader(artifact, model.max_context).read(commands))[: STREAMS + 2]
-        recorder = Recorder(model, artifact.model.stop_tokens, 20)
+        recorder = Recorder(model, artifact.model.stop_tokens, 20, asked)
         together = [*recorder.run(read[:STREAMS]), *recorder.run(read[STREAMS:])]
         for command, expected in zip(read, together, strict=True):
             (alone,) = recorder.run([command])
             np.testing.assert_array_equal(alone.ids, expected.ids)
             np.testing.assert_array_equal(alone.weights, expected.weights)
+            np.testing.assert_array_equal(alone.next_layer, expected.next_layer)
 
 
 def test_a_killed_profile_goes_on(artifact: Artifact, commands: Path, tmp_path: Path) -> None:
@@ -96,6 +105,27 @@ def test_a_killed_profile_goes_on(artifact: Artifact, commands: Path, tmp_path: 
     assert said.startswith(f"{37 - 3 * STREAMS} commands, ")
     assert (tmp_path / "map").read_bytes() == (tmp_path / "whole").read_bytes()
     assert (tmp_path / "trace").read_bytes() == (tmp_path / "whole.trace").read_bytes()
+    assert not (tmp_path / "map.profile").exists()
+
+
+def test_a_network_is_trained_on_what_was_recorded(
+    artifact: Artifact, commands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs("torch")
+    arguments = ["profile", str(artifact.path), "--commands", str(commands), "--threads", "1"]
+    arguments += ["-o", str(tmp_path / "map"), "--train", str(tmp_path / "network.onnx")]
+    assert main(arguments) == 2
+    assert "say with --trace" in capsys.readouterr().err
+    arguments += ["--trace", str(tmp_path / "trace"), "--steps"]
+    assert main([*arguments, "0"]) == 2
+    assert "--steps 0: expected 1 or more" in capsys.readouterr().err
+    assert main([*arguments, "2"]) == 0
+    written = capsys.readouterr().out.splitlines()[-1]
+    assert written.endswith("trace, " + str(tmp_path / "network.onnx"))
+    about = {
+        entry.key: entry.value for entry in onnx.load(tmp_path / "network.onnx").metadata_props
+    }
+    assert (about["format"], about["model"]) == (FORMAT, artifact.model.identity)
     assert not (tmp_path / "map.profile").exists()
 
 

@@ -9,13 +9,14 @@ import onnx
 import onnxruntime
 import pytest
 from emberd.compile.isa.isa import host_isas
-from emberd.compile.predict.network import Weights, embedding_rows, to_onnx
+from emberd.compile.predict.network import embedding_rows, to_onnx
 from emberd.compile.predict.predictor import AHEAD
 from emberd.compile.residency.trace import TraceHeader
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import LogitsRole, Model
 from emberd.daemon.errors import EmberdError
 from needs import needs
+from predictor_networks import random_weights
 from routed_commands import noise
 
 needs("tvm")
@@ -28,12 +29,7 @@ EMBEDDING, STATE = 32, 96
 
 @pytest.fixture(scope="module")
 def network() -> onnx.ModelProto:
-    draw = np.random.default_rng(0)
-    experts, ahead = HEADER.layers * HEADER.experts, AHEAD * EMBEDDING
-    shapes = [(experts, EMBEDDING), (4 * STATE, EMBEDDING), (4 * STATE, STATE), (4 * STATE,)]
-    shapes += [(ahead, STATE), (ahead,), (AHEAD, experts)]
-    values = (draw.standard_normal(shape, np.float32) * np.float32(0.3) for shape in shapes)
-    return to_onnx(Weights(*values), HEADER)
+    return to_onnx(random_weights(HEADER, EMBEDDING, STATE), HEADER)
 
 
 @pytest.fixture(scope="module")

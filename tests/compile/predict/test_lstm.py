@@ -9,34 +9,18 @@ import numpy as np
 import onnx
 import pytest
 from emberd.compile.predict.lstm import Lstm
-from emberd.compile.predict.network import Weights, reference, to_onnx
+from emberd.compile.predict.network import check, reference, to_onnx
 from emberd.compile.predict.predictor import AHEAD, WINDOW
 from emberd.compile.residency.trace import TraceHeader
 from emberd.daemon.errors import EmberdError
+from predictor_networks import random_weights
 from routed_commands import noise
 
 HEADER = TraceHeader("ab" * 32, layers=3, experts=8, top_k=2, expert_bytes=4096)
 TOKENS = 40
 
 
-def random_weights(embedding: int = 5, state: int = 7) -> Weights:
-    draw = np.random.default_rng(0)
-    experts = HEADER.layers * HEADER.experts
-    shapes = {
-        "embedding": (experts, embedding),
-        "input_weight": (4 * state, embedding),
-        "state_weight": (4 * state, state),
-        "gate_bias": (4 * state,),
-        "ahead_weight": (AHEAD * embedding, state),
-        "ahead_bias": (AHEAD * embedding,),
-        "score_bias": (AHEAD, experts),
-    }
-    return Weights(
-        **{name: draw.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-    )
-
-
-WEIGHTS = random_weights()
+WEIGHTS = random_weights(HEADER, 5, 7, scale=1.0)
 
 
 @pytest.fixture
@@ -84,3 +68,11 @@ def test_what_is_no_predictor_of_the_model_is_refused(path: Path, tmp_path: Path
     for name in ("other", "damaged"):
         with pytest.raises(EmberdError, match=f"{name}: not a predictor"):
             Lstm(tmp_path / name, HEADER)
+
+
+def test_a_file_that_does_something_else_is_noticed() -> None:
+    ids = noise(HEADER, 5, 0, 0).ids
+    check(to_onnx(WEIGHTS, HEADER), WEIGHTS, ids)
+    other = replace(WEIGHTS, state_weight=WEIGHTS.state_weight * np.float32(1.1))
+    with pytest.raises(EmberdError, match="onnxruntime does not compute"):
+        check(to_onnx(other, HEADER), WEIGHTS, ids)

@@ -16,7 +16,9 @@ from emberd.compile.predict.lstm import Lstm  # noqa: E402
 from emberd.compile.predict.network import to_onnx  # noqa: E402
 from emberd.compile.predict.predictor import WINDOW  # noqa: E402
 from emberd.compile.predict.recall import measure  # noqa: E402
-from emberd.compile.predict.train import Network, train  # noqa: E402
+from emberd.compile.predict.train import Network, train, train_on  # noqa: E402
+from emberd.compile.residency.trace import TraceWriter  # noqa: E402
+from emberd.daemon.errors import EmberdError  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +50,11 @@ def test_training_is_repeatable() -> None:
     one, other = (train(CYCLE, commands, steps=3).weights().named() for _ in range(2))
     for name, value in one.items():
         np.testing.assert_array_equal(value, other[name])
+
+
+def test_a_trace_with_nothing_to_learn_is_refused(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "short", CYCLE)
+    writer.append(cycle(1, 0))
+    writer.close()
+    with pytest.raises(EmberdError, match="short: no command of two tokens"):
+        train_on(tmp_path / "short", tmp_path / "predictor.onnx", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,22 @@ import pytest
 from emberd.compile.residency.trace import CommandTrace, Trace, TraceHeader, TraceWriter
 from emberd.daemon.errors import EmberdError
 
-HEADER = TraceHeader("ab" * 32, layers=2, experts=6, top_k=3, expert_bytes=4096)
+HEADER = TraceHeader("ab" * 32, layers=2, experts=6, top_k=3, expert_bytes=4096, next_layer=5)
 
 
 def command(tokens: int, name: str = "media") -> CommandTrace:
     draw = np.random.default_rng(tokens)
     ids = np.argsort(draw.random((tokens, 2, 6)), axis=-1)[..., :3].astype(np.uint16)
     weights = draw.random((tokens, 2, 3)).astype(np.float16)
-    return CommandTrace(name, tokens // 2, ids, weights)
+    expected = np.argsort(draw.random((tokens - tokens // 2, 1, 6)), axis=-1)[..., :5]
+    return CommandTrace(name, tokens // 2, ids, weights, expected.astype(np.uint16))
 
 
-COMMANDS = [command(1), command(7, "climate"), command(4)]
+def without_expected(tokens: int) -> CommandTrace:
+    return replace(command(tokens), next_layer=None)
+
+
+COMMANDS = [command(1), command(7, "climate"), without_expected(3), command(4)]
 
 
 def write(path: Path, commands: list[CommandTrace]) -> list[int]:
@@ -46,6 +52,7 @@ def assert_equal(found: Trace, expected: list[CommandTrace]) -> None:
             assert (a.command_class, a.prompt) == (b.command_class, b.prompt)
             np.testing.assert_array_equal(a.ids, b.ids)
             np.testing.assert_array_equal(a.weights, b.weights)
+            np.testing.assert_equal(a.next_layer, b.next_layer)
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -98,6 +105,10 @@ def records(path: Path) -> list[Any]:
         (1, lambda r: r.update(ids=b"\0\0" * 6), "an expert twice"),
         (1, lambda r: r.update(prompt=2), "prompt is 2"),
         (3, lambda r: r.pop("class"), "class is not a string"),
+        (0, lambda r: r.update(next_layer=7), "next_layer is 7"),
+        (1, lambda r: r.update(next_layer=b"\x06\0" * 5), "next_layer: expected 5 experts below 6"),
+        (1, lambda r: r.update(next_layer=bytes(10)), "next_layer: a token has an expert twice"),
+        (2, lambda r: r.update(next_layer=r["next_layer"][2:]), "next_layer: expected 20 experts"),
     ],
 )
 def test_what_is_wrong_is_named(
