@@ -86,7 +86,7 @@ def test_answers_stay_the_same_bits(artifact: Artifact) -> None:
                 model.step_batch(sessions, step.tolist()).memory().tolist() for step in TOKENS
             ]
         rows.append(logits)
-    assert rows[: len(TOKENS)] == rows[len(TOKENS) :]
+    assert rows[0] == rows[1]
 
 
 def test_a_program_that_routes_in_another_way_is_left_as_it_is(
