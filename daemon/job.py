@@ -16,6 +16,9 @@ from emberd.daemon.stream import Stream
 from emberd.daemon.text import Tokenizer
 
 SCORED_CHUNK = 32  # largest chunk with logits for each of its tokens: they take much memory
+# A boundary ends a step, and a step reads all weights but some experts: as much time as so many
+# tokens take that need no step of their own.
+LEAST_SAVED = 32
 
 
 class Job:
@@ -38,12 +41,14 @@ class Job:
         self._tokenizer = tokenizer
         self._metrics = metrics
         request = stream.request
-        self._boundaries = {
-            request.boundary,
+        end = len(request.prompt) - 1
+        boundaries = {
+            end if request.boundary is None else request.boundary,
             prefix_cache.common_prefix(slot.tokens, request.prompt),
         }
-        if request.choices > 1 or request.boundary is None:
-            self._boundaries.add(len(request.prompt) - 1)
+        self._boundaries = {at for at in boundaries if at - reused >= LEAST_SAVED}
+        if request.choices > 1:
+            self._boundaries.add(end)
         slot.go_back(reused)
         if reused in self._boundaries and request.choices > 1:
             slot.save()
@@ -104,7 +109,7 @@ class Job:
         """Tokens from ``start`` to the next boundary or the end, at most ``limit``."""
         if self._scores:
             limit = min(limit, SCORED_CHUNK)
-        ends = [end for end in self._boundaries if end is not None and end > start]
+        ends = [end for end in self._boundaries if end > start]
         return min([*ends, len(self._reading), start + limit]) - start
 
     def _score(self, start: int, end: int, view: LogitsView) -> None:

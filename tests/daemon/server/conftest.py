@@ -131,6 +131,12 @@ def _config(settings: dict[str, Any]) -> Config:
 
 
 @pytest.fixture
+def every_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots are taken also where they save few tokens, as those of tests are."""
+    monkeypatch.setattr("emberd.daemon.job.LEAST_SAVED", 1)
+
+
+@pytest.fixture
 def start(tokenizer: Tokenizer, run: Run) -> Start:
     """Starts daemons. `script`: text or tokens of every answer; None for a hash of the history.
 

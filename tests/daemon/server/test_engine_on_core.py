@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from emberd.daemon.core import Model
+from emberd.daemon.core import Model, Session
 from emberd.daemon.engine import Engine, GenerationFailed
 from emberd.daemon.generation import Delta, Request
+from emberd.daemon.job import LEAST_SAVED
 from emberd.daemon.metrics import open_files, resident_bytes
 from emberd.daemon.sampling import SamplingParameters
 from emberd.daemon.stream import Stream
@@ -79,6 +80,7 @@ def _prompts() -> list[list[int]]:
     return prompts
 
 
+@pytest.mark.usefixtures("every_boundary")
 async def test_cached_and_interleaved_answers_equal_fresh_ones(
     engine: Engine, tiny_artifact: Any, tokenizer: Any
 ) -> None:
@@ -102,6 +104,31 @@ async def test_the_same_prompt_again_prefills_one_token(engine: Engine) -> None:
     first, _ = await _answer(engine, _request(prompt))
     again, cached = await _answer(engine, _request(prompt))
     assert (again, cached) == (first, len(prompt) - 1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "steps"),
+    [
+        (1, [1]),
+        (LEAST_SAVED, [LEAST_SAVED]),  # one less is before the last token
+        (LEAST_SAVED + 1, [LEAST_SAVED, 1]),
+        (40, [32, 7, 1]),
+    ],
+)
+async def test_a_short_prompt_is_one_step(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tokens: int, steps: list[int]
+) -> None:
+    """A cold one reads most of the weights: not twice, to keep a snapshot that saves little."""
+    taken: list[int] = []
+    step = Session.step
+
+    def counted(session: Session, ids: Any, logits: Any) -> Any:
+        taken.append(len(ids))
+        return step(session, ids, logits)
+
+    monkeypatch.setattr(Session, "step", counted)
+    await _answer(engine, _request([5] * tokens, max_tokens=1))
+    assert taken == steps
 
 
 @pytest.mark.parametrize(("token", "reason"), [(999, "outside the vocabulary"), (13, "expert 4")])

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABELS = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"(?:,|$)')
 SAMPLE = re.compile(rf"({NAME})(?:\{{(.*)\}})? (\S+)")
@@ -80,6 +82,7 @@ async def _metrics(daemon: Any) -> dict[str, float]:
     }
 
 
+@pytest.mark.usefixtures("every_boundary")
 async def test_what_requests_did_is_counted(serve: Any) -> None:
     daemon = await serve(slots=3, context=128, max_queue=7)
     before = await _metrics(daemon)

@@ -13,6 +13,7 @@ def _user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+@pytest.mark.usefixtures("every_boundary")
 async def test_a_conversation_prefills_only_what_is_new(serve: Any) -> None:
     daemon, fresh = await serve(), await serve()
     history = [_user("first question")]
@@ -99,6 +100,7 @@ async def test_draining_refuses_new_requests(start: Any) -> None:
     assert (status, error["code"]) == (503, "draining")
 
 
+@pytest.mark.usefixtures("every_boundary")
 async def test_an_unforeseen_error_fails_its_request_alone(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
