@@ -27,7 +27,7 @@ def main() -> int:
         "--artifact", type=Path, help="this artifact of the checkpoint instead of a new one"
     )
     arguments = parser.parse_args()
-    paths = prepare(BUILD / "bench", checkpoint.write, arguments.artifact)
+    paths = prepare(BUILD / "bench", checkpoint.write_fifth, arguments.artifact)
     bench, rows = Bench(paths), []
     try:
         for row in measure(

@@ -21,6 +21,8 @@ import numpy as np
 from checkpoints import TinyModel, configuration, draw
 from numpy.typing import NDArray
 
+from bench import tokenizer
+
 FIFTH = TinyModel(
     "fifth",
     layers="DDDADDDA",
@@ -91,9 +93,7 @@ class _Tensors:
         self.tensors.append(_Tensor(name, shape, sample))
 
 
-def write(
-    folder: Path, model: TinyModel = FIFTH, planted: Mapping[str, Planted] | None = None
-) -> None:
+def write(folder: Path, model: TinyModel, planted: Mapping[str, Planted] | None = None) -> None:
     """Write the checkpoint; equal bytes every time. Holds a few parts of a tensor at a time.
 
     `planted`: by name of a normally distributed tensor, what is added to it.
@@ -119,6 +119,12 @@ def write(
         for values in _drawn(collected.tensors):
             file.write(values.data)
     partial.rename(folder / "model.safetensors")
+
+
+def write_fifth(folder: Path) -> None:
+    """Writes FIFTH with a tokenizer, so that it can be served."""
+    write(folder, FIFTH)
+    tokenizer.write(folder, FIFTH.vocab)
 
 
 def _drawn(tensors: list[_Tensor]) -> Iterator[Values]:

@@ -11,11 +11,12 @@ otherwise than a checkpoint has it (its model file qwen35moe.cpp says so):
   output projection;
 - gate and up projections of the experts are two banks.
 
-The vocabulary is written as a count without texts: both sides take token ids.
+A vocabulary without a tokenizer is written as a count: both sides take token ids.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -183,7 +184,7 @@ def _add_parameters(writer: gguf.GGUFWriter, model: ConvertedModel) -> None:
     writer.add_block_count(dimensions.layers)
     writer.add_layer_norm_rms_eps(dimensions.eps)
     writer.add_vocab_size(dimensions.vocab_size)
-    writer.add_tokenizer_model("none")
+    _add_tokenizer(writer, model)
     writer.add_expert_count(dimensions.moe.experts)
     writer.add_expert_used_count(dimensions.moe.top_k)
     writer.add_expert_feed_forward_length(dimensions.moe.intermediate_size)
@@ -194,6 +195,32 @@ def _add_parameters(writer: gguf.GGUFWriter, model: ConvertedModel) -> None:
     )
     _add_attention(writer, dimensions.attention)
     _add_gated_delta(writer, dimensions.gated_delta)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, model: ConvertedModel) -> None:
+    """That of the checkpoint, a byte-level BPE of Qwen3.5's kind."""
+    if not (model.folder / "tokenizer.json").exists():
+        writer.add_tokenizer_model("none")
+        return
+    tokenizer, settings = (
+        json.loads((model.folder / name).read_text(encoding="utf-8"))
+        for name in ("tokenizer.json", "tokenizer_config.json")
+    )
+    count = model.dimensions.vocab_size
+    pieces = [f"[unused {id}]" for id in range(count)]
+    kinds = [gguf.TokenType.UNUSED] * count
+    for piece, id in tokenizer["model"]["vocab"].items():
+        pieces[id], kinds[id] = piece, gguf.TokenType.NORMAL
+    for token in tokenizer["added_tokens"]:
+        pieces[token["id"]], kinds[token["id"]] = token["content"], gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen35")
+    writer.add_token_list(pieces)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    writer.add_eos_token_id(pieces.index(settings["eos_token"]))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template((model.folder / "chat_template.jinja").read_text(encoding="utf-8"))
 
 
 def _add_attention(writer: gguf.GGUFWriter, attention: AttentionDimensions | None) -> None:

@@ -53,7 +53,7 @@ class Subject:
 
 
 SUBJECTS = (
-    Subject("fifth", checkpoint.write, 1),
+    Subject("fifth", checkpoint.write_fifth, 1),
     Subject("skewed", skewed.write, skewed.CLASSES),
 )
 

@@ -15,6 +15,9 @@ from emberd.compile.oracle import Oracle
 from emberd.compile.traffic import decode_traffic
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.program import Program, Section
+from tokenizers import Tokenizer
+
+from bench import tokenizer
 
 pytestmark = pytest.mark.usefixtures("llama_cpp")
 
@@ -64,6 +67,24 @@ def test_llama_computes_the_same_model(
     side.clear()
     steps = [side.logits(tokens[:50]), *(side.logits([token]) for token in tokens[50:])]
     assert np.abs(np.concatenate(steps) - expected).max() <= bound
+    side.close()
+
+
+def test_llama_cuts_texts_as_the_checkpoint_does(tmp_path: Path) -> None:
+    import llama_cpp
+
+    from bench.peer_file import write
+
+    model = TinyModel("texts", layers="DA", hidden=64, vocab=3000)
+    write_checkpoint(tmp_path / "checkpoint", model)
+    tokenizer.write(tmp_path / "checkpoint", model.vocab)
+    convert(tmp_path / "checkpoint", tmp_path / "converted")
+    write(ConvertedModel.load(tmp_path / "converted"), "f32", tmp_path / "peer.gguf")
+    side = llama_cpp.Llama(str(tmp_path / "peer.gguf"), vocab_only=True, verbose=False)
+    text = "<|im_start|>user\nSet it to 23.5 \u00b0C, \u6253\u5f00\u7a7a\u8c03!<|im_end|>\n"
+    expected = Tokenizer.from_file(str(tmp_path / "checkpoint" / "tokenizer.json")).encode(text)
+    assert side.tokenize(text.encode(), add_bos=True, special=True) == expected.ids
+    assert side.token_eos() == model.vocab - 3
     side.close()
 
 
