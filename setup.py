@@ -7,6 +7,7 @@ setup(
         Extension(
             "emberd.daemon.native._core",
             sources=[
+                "daemon/native/ahead.c",
                 "daemon/native/draw.c",
                 "daemon/native/guard.c",
                 "daemon/native/library.c",

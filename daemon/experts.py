@@ -1,8 +1,8 @@
 """Which of a served model's experts are in memory: how many bytes of them, and which come first.
 
 With a budget and an activation map, the experts that commands choose most are read as soon as the
-model is opened; when a prompt has been read, those of the class that its routing looks like. Such
-reads give way to those that a step waits for."""
+model is opened; when a prompt has been read, those of the class that its routing looks like, if it
+looks like one of the map's. Such reads give way to those that a step waits for."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from emberd.daemon.bindings import ExpertCounters
 from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
 
+_AHEAD_TOKENS = 64  # for which experts are read ahead
+_LEAST_USES = 0.25  # of an expert by so many tokens, for it to be read ahead
 _UNSEEN = 1e-4  # share of the choices that an expert is given which a class never chose
 
 
@@ -51,14 +53,19 @@ class Residency:
         return model
 
     def prompt_read(self) -> None:
-        """Warms the experts of the class that the tokens since the last call are likeliest of."""
+        """Warms the experts of the class that the tokens since the last call are likeliest of;
+        nothing more if they are like none."""
         model = self._opened()
         if model is None or self._map is None or self.budget is None:
             return
         chosen = model.chosen_experts()
         news = [now - before for now, before in zip(chosen, self._counted, strict=True)]
         self._counted = chosen
-        self._warm(model, likeliest_class(self._map, news))
+        found = likeliest_class(self._map, news)
+        if found is None:
+            model.warm_experts([])
+        else:
+            self._warm(model, found)
 
     def set_budget(self, budget: int | None) -> None:
         """Changes the budget of the open model, after the step that it is at, and of later ones.
@@ -85,16 +92,17 @@ class Residency:
         return [] if model is None else model.expert_counters()
 
     def _warm(self, model: Model, command_class: int | None) -> None:
-        """Has the experts read that the class chooses most, as many as fit: those that it chooses
-        more often than the average, as to guess the others delays the reads that are needed."""
+        """Has the experts read that the class chooses most, as many as fit and are likely enough
+        to be used soon."""
         if self._map is not None and self.budget is not None:
-            slots = self.budget // model.experts.expert_bytes
-            average = 1 / model.experts.experts
+            layout = model.experts
+            least = _LEAST_USES / (_AHEAD_TOKENS * layout.top_k)
+            hottest = self._map.hottest(self.budget // layout.expert_bytes, command_class)
             model.warm_experts(
                 [
                     (layer, expert)
-                    for layer, expert in self._map.hottest(slots, command_class)
-                    if self._map.mass(layer, command_class)[expert] > average
+                    for layer, expert in hottest
+                    if self._map.mass(layer, command_class)[expert] >= least
                 ]
             )
 
@@ -102,9 +110,10 @@ class Residency:
         return None if self._model is None else self._model()
 
 
-def likeliest_class(activation_map: ActivationMap, chosen: Sequence[int]) -> int:
+def likeliest_class(activation_map: ActivationMap, chosen: Sequence[int]) -> int | None:
     """The class that tokens are likeliest of which chose each expert so often, [layers * experts]:
-    naive Bayes over the choices of the map's classes, with their priors."""
+    naive Bayes over the choices of the map's classes, with their priors. None: tokens that choose
+    all experts alike, as likely as those of the rarest class, explain the choices better."""
 
     def likelihood(command_class: int) -> float:
         total = math.log(activation_map.priors[command_class])
@@ -116,4 +125,6 @@ def likeliest_class(activation_map: ActivationMap, chosen: Sequence[int]) -> int
                     total += count * math.log(share + _UNSEEN)
         return total
 
-    return max(range(len(activation_map.classes)), key=likelihood)
+    best, found = max((likelihood(index), -index) for index in range(len(activation_map.classes)))
+    evenly = math.log(min(activation_map.priors)) - sum(chosen) * math.log(activation_map.experts)
+    return -found if best >= evenly else None

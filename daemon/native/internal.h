@@ -31,7 +31,7 @@ typedef struct {
 
 typedef enum { EMBER_MAP_PLAIN, EMBER_MAP_HUGE } ember_map_kind;
 
-bool ember_map_file(ember_mapping *mapping, int file, int64_t bytes, const char *name, bool ahead,
+bool ember_map_file(ember_mapping *mapping, int file, int64_t bytes, const char *name,
                     ember_error error);
 bool ember_map_zeroed(ember_mapping *mapping, int64_t bytes, ember_map_kind kind,
                       const char *name, ember_error error);
@@ -174,7 +174,14 @@ int64_t ember_row_bytes(const ember_tensor *tensor); /* of one index of the firs
 int64_t ember_aligned(int64_t bytes);
 
 /* ---- reader.c */
+typedef enum {
+    EMBER_READ_NEEDED, /* a step waits for it, or will */
+    EMBER_READ_WARM,   /* it may be needed */
+    EMBER_READ_PAGES,  /* the target is a map: its pages are brought in, failing or not */
+} ember_read_kind;
+
 typedef struct {
+    ember_read_kind kind;
     int64_t offset, bytes; /* in the file */
     char *target;
     int32_t slot; /* the owner's */
@@ -192,8 +199,8 @@ typedef struct {
 
 typedef struct ember_reader ember_reader;
 
-/* Threads that read from a descriptor, which stays the caller's; every offset and target is a
- * multiple of `bytes` from the start of the file and from a page. */
+/* Threads that read from a descriptor (-1: only pages are read), which stays the caller's; every
+ * offset and target is a multiple of `bytes` from the start of the file and from a page. */
 ember_reader *ember_reader_open(int file, int64_t bytes, int threads, ember_read_owner owner,
                                 ember_error error);
 void ember_reader_close(ember_reader *reader); /* after the reads that have begun */
@@ -201,6 +208,20 @@ void ember_reader_lock(ember_reader *reader);
 void ember_reader_unlock(ember_reader *reader);
 void ember_reader_start(ember_reader *reader); /* there is something to read; with the lock */
 void ember_reader_wait(ember_reader *reader);  /* until a read is done; with the lock */
+
+/* ---- ahead.c */
+/* How far a map has been read ahead; guarded by the lock of the reader that does. */
+typedef struct {
+    const ember_mapping *mapping;
+    int64_t next;
+    ember_reader *reader; /* of its own; NULL where another reader takes the pieces */
+} ember_ahead;
+
+/* Begins to read a map of a file from start to end, which must outlive it. */
+bool ember_ahead_open(ember_ahead *ahead, const ember_mapping *mapping, ember_error error);
+/* Ends the reader; what is left can be taken by `next`, a piece each time, until it is false. */
+void ember_ahead_close(ember_ahead *ahead);
+bool ember_ahead_next(ember_ahead *ahead, ember_read *read);
 
 /* ---- store.c */
 typedef struct {
@@ -210,6 +231,7 @@ typedef struct {
     int32_t *priorities; /* [layers * experts], the higher the longer kept */
     ember_expert_counters *counters; /* [layers] */
     uint8_t *resident; /* [layers * experts], kept up to date; or NULL */
+    ember_ahead *ahead; /* what is read before anything is warmed */
     int file;
     int threads; /* that read */
 } ember_store_config;
@@ -221,6 +243,8 @@ ember_store *ember_store_open(const ember_store_config *config, ember_error erro
 void ember_store_close(ember_store *store);
 char *ember_store_memory(const ember_store *store); /* of slot 0, the same for ever */
 int64_t ember_store_stall(const ember_store *store); /* nanoseconds waited for reads */
+/* While a program runs, not all threads read what may be needed. */
+void ember_store_set_running(ember_store *store, bool running);
 bool ember_store_resize(ember_store *store, int32_t slots, ember_error error);
 void ember_store_prioritise(ember_store *store, const int32_t *priorities);
 void ember_store_warm(ember_store *store, const int32_t *experts, int64_t count);
@@ -271,6 +295,7 @@ struct ember_model {
     ember_library library;
     ember_program program;
     ember_pool *pool;
+    ember_ahead ahead; /* of the weights */
     ember_cost *costs; /* the caller's; NULL while steps are not timed */
     ember_trace *trace; /* the caller's; NULL while routing is not traced */
     ember_expert_watch watch; /* the caller's; empty while nothing is watched */

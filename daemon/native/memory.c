@@ -69,7 +69,7 @@ static char *map_huge(size_t bytes, int protection, int flags, int file)
     return base;
 }
 
-bool ember_map_file(ember_mapping *mapping, int file, int64_t bytes, const char *name, bool ahead,
+bool ember_map_file(ember_mapping *mapping, int file, int64_t bytes, const char *name,
                     ember_error error)
 {
     *mapping = (ember_mapping){0};
@@ -85,8 +85,6 @@ bool ember_map_file(ember_mapping *mapping, int file, int64_t bytes, const char 
     if (base == MAP_FAILED)
         return ember_fail(error, "cannot map %s (%lld bytes): %s", name, (long long)bytes,
                           strerror(errno));
-    if (ahead)
-        madvise(base, (size_t)bytes, MADV_WILLNEED); /* a hint as well */
     *mapping = (ember_mapping){base, (size_t)bytes, ember_guard(base, (size_t)bytes, file)};
     return true;
 }

@@ -8,9 +8,9 @@ static bool map_sections(ember_model *model, const ember_model_config *config, e
 {
     ember_mapping *sections = model->sections;
     if (!ember_map_file(&sections[EMBER_WEIGHTS], config->weights_file, config->weights_bytes,
-                        "weights.bin", true, error) ||
+                        "weights.bin", error) ||
         !ember_map_file(&sections[EMBER_EXPERTS], config->experts_file, config->experts_bytes,
-                        "experts.bin", false, error) ||
+                        "experts.bin", error) ||
         !ember_map_zeroed(&sections[EMBER_SCRATCH], config->scratch_bytes, EMBER_MAP_HUGE,
                           "scratch", error) ||
         !ember_map_zeroed(&sections[EMBER_TOKENS], config->tokens_bytes, EMBER_MAP_PLAIN,
@@ -41,6 +41,7 @@ ember_model *ember_model_open(const ember_model_config *config, char *text, size
     model->vocab_size = config->vocab_size;
     model->residency.file = -1;
     bool ok = map_sections(model, config, error) &&
+              ember_ahead_open(&model->ahead, &model->sections[EMBER_WEIGHTS], error) &&
               ember_library_open(&model->library, config->kernels, config->kernels_bytes, error) &&
               ember_program_build(&model->program, config, model->sections, &model->library,
                                   error) &&
@@ -79,6 +80,7 @@ void ember_model_close(ember_model *model)
     if (!model)
         return;
     ember_pool_close(model->pool);
+    ember_ahead_close(&model->ahead);
     ember_residency_close(&model->residency);
     ember_program_free(&model->program);
     ember_library_close(&model->library);

@@ -10,9 +10,14 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "internal.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* since Linux 5.14 */
+#endif
 
 enum { DIRECT_ALIGNMENT = 4096, STACK_BYTES = 1 << 18 };
 
@@ -64,6 +69,21 @@ static int read_all(ember_reader *reader, const ember_read *read)
     return 0;
 }
 
+/* Whoever touches a page that could not be brought in is told. */
+static void bring_in(const ember_read *read)
+{
+    if (madvise(read->target, (size_t)read->bytes, MADV_POPULATE_READ) != 0)
+        madvise(read->target, (size_t)read->bytes, MADV_WILLNEED);
+}
+
+static int perform(ember_reader *reader, const ember_read *read)
+{
+    if (read->kind != EMBER_READ_PAGES)
+        return read_all(reader, read);
+    bring_in(read);
+    return 0;
+}
+
 static void *work(void *argument)
 {
     ember_reader *reader = argument;
@@ -75,7 +95,7 @@ static void *work(void *argument)
             continue;
         }
         pthread_mutex_unlock(&reader->lock);
-        int code = read_all(reader, &read);
+        int code = perform(reader, &read);
         pthread_mutex_lock(&reader->lock);
         reader->owner.done(reader->owner.self, &read, code);
         pthread_cond_broadcast(&reader->done);

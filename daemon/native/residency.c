@@ -87,8 +87,7 @@ static bool map_all(ember_model *model, ember_error error)
     if (!residency->store)
         return true;
     ember_mapping *experts = &model->sections[EMBER_EXPERTS];
-    if (!ember_map_file(experts, residency->file, residency->bank_bytes, "experts.bin", false,
-                        error))
+    if (!ember_map_file(experts, residency->file, residency->bank_bytes, "experts.bin", error))
         return false;
     bind_experts(model, experts->base);
     ember_mapping *tables = &model->sections[EMBER_TABLES];
@@ -110,9 +109,11 @@ static bool open_store(ember_model *model, int32_t slots, ember_expert_counters 
         .priorities = residency->priorities,
         .counters = counters,
         .resident = model->watch.resident,
+        .ahead = &model->ahead,
         .file = residency->file,
         .threads = residency->threads,
     };
+    ember_ahead_close(&model->ahead); /* the threads of the store go on with it */
     ember_store *store = ember_store_open(&config, error);
     if (!store)
         return false;

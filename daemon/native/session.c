@@ -122,11 +122,15 @@ static ember_status run(ember_model *model, int32_t tokens, const ember_session_
         .store = model->residency.store,
         .chosen = model->watch.chosen,
     };
+    if (run.store)
+        ember_store_set_running(run.store, true);
     ember_pool_wake(model->pool);
     ember_library_use_pool(model->pool);
     bool ok = ember_program_run(&model->program, body, &run, error) &&
               (second == EMBER_BODY || ember_program_run(&model->program, tail, &run, error));
     ember_library_use_pool(NULL);
+    if (run.store)
+        ember_store_set_running(run.store, false);
     ok = check_maps(model, error) && ok;
     if (ok && model->trace)
         model->trace->tokens += tokens;

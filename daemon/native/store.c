@@ -42,6 +42,9 @@ struct ember_store {
     int32_t *queue;   /* a ring of slots to be read */
     int32_t queue_start, queue_count;
     int32_t reading; /* slots that are not ready */
+    int32_t under_way[EMBER_READ_PAGES + 1]; /* reads, by kind */
+    bool running; /* a program */
+    bool waiting; /* a step */
     int32_t *warm;   /* experts to read when nothing else is to be read */
     int32_t warm_next, warm_count;
     uint64_t warm_since;
@@ -161,16 +164,36 @@ static int32_t next_warm(ember_store *store)
     return -1;
 }
 
-static bool next_read(void *self, ember_read *read)
+/* While a program runs, a thread is left for what it will need. */
+static bool may_go_ahead(const ember_store *store)
 {
-    ember_store *store = self;
+    int32_t threads = store->config.threads;
+    int32_t most = store->running && threads > 1 ? threads - 1 : threads;
+    return store->under_way[EMBER_READ_WARM] + store->under_way[EMBER_READ_PAGES] < most;
+}
+
+/* What may be needed delays nothing that is. */
+static bool may_warm(const ember_store *store)
+{
+    return !store->waiting && store->under_way[EMBER_READ_NEEDED] == 0;
+}
+
+static bool find_read(ember_store *store, ember_read *read)
+{
+    ember_read_kind kind = EMBER_READ_NEEDED;
     int32_t index = next_queued(store);
-    if (index < 0)
-        index = next_warm(store);
+    if (index < 0 && may_go_ahead(store)) {
+        if (ember_ahead_next(store->config.ahead, read))
+            return true;
+        kind = EMBER_READ_WARM;
+        if (may_warm(store))
+            index = next_warm(store);
+    }
     if (index < 0)
         return false;
     int64_t bytes = store->config.layout.expert_bytes;
     *read = (ember_read){
+        .kind = kind,
         .offset = store->config.positions[store->slots[index].expert] * bytes,
         .bytes = bytes,
         .target = store->memory.base + index * bytes,
@@ -179,9 +202,21 @@ static bool next_read(void *self, ember_read *read)
     return true;
 }
 
+static bool next_read(void *self, ember_read *read)
+{
+    ember_store *store = self;
+    bool found = find_read(store, read);
+    if (found)
+        store->under_way[read->kind]++;
+    return found;
+}
+
 static void read_done(void *self, const ember_read *read, int code)
 {
     ember_store *store = self;
+    store->under_way[read->kind]--;
+    if (read->kind == EMBER_READ_PAGES)
+        return;
     slot *slot = &store->slots[read->slot];
     ember_expert_counters *counters = store->config.counters;
     store->reading--;
@@ -260,6 +295,15 @@ int64_t ember_store_stall(const ember_store *store)
     return store->stall;
 }
 
+void ember_store_set_running(ember_store *store, bool running)
+{
+    ember_reader_lock(store->reader);
+    store->running = running;
+    if (!running)
+        ember_reader_start(store->reader);
+    ember_reader_unlock(store->reader);
+}
+
 bool ember_store_resize(ember_store *store, int32_t slots, ember_error error)
 {
     int64_t bytes = store->config.layout.expert_bytes;
@@ -297,8 +341,13 @@ void ember_store_warm(ember_store *store, const int32_t *experts, int64_t count)
     ember_reader_lock(store->reader);
     store->warm_since = ++store->clock;
     store->warm_next = store->warm_count = 0;
-    for (int64_t i = 0; i < count && i < store->expert_count; i++)
-        store->warm[store->warm_count++] = experts[i];
+    for (int64_t i = 0; i < count && i < store->expert_count; i++) {
+        int32_t index = store->slot_of[experts[i]];
+        if (index >= 0)
+            store->slots[index].used = store->clock; /* for what is warmed, others go first */
+        else
+            store->warm[store->warm_count++] = experts[i];
+    }
     ember_reader_start(store->reader);
     ember_reader_unlock(store->reader);
 }
@@ -422,9 +471,12 @@ static bool wait_for(ember_store *store, int32_t count, bool *all_read, ember_er
             break;
         if (start == 0)
             start = ember_nanoseconds();
+        store->waiting = true;
         ember_reader_wait(store->reader);
     }
     if (start != 0) {
+        store->waiting = false;
+        ember_reader_start(store->reader);
         int64_t stall = ember_nanoseconds() - start;
         store->stall += stall;
         store->config.counters[store->layer].stall_nanoseconds += stall;

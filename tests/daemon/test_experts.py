@@ -35,13 +35,14 @@ def small_map(choices: list[list[int]], commands: list[int]) -> ActivationMap:
     [
         ([5, 1, 0, 0], 0),
         ([0, 1, 4, 0], 1),
-        ([0, 0, 0, 3], 2),  # an expert that no class ever chose tells nothing: the priors do
+        ([0, 0, 0, 3], None),  # an expert that no class ever chose
+        ([3, 3, 3, 3], None),
         ([0, 0, 0, 0], 2),
         ([2, 0, 2, 0], 2),  # seldom in class 2, but never in the others
     ],
 )
-def test_likeliest_class(chosen: list[int], expected: int) -> None:
-    classes = small_map([[90, 10, 0, 0], [0, 10, 90, 0], [20, 60, 20, 0]], [1, 1, 2])
+def test_likeliest_class(chosen: list[int], expected: int | None) -> None:
+    classes = small_map([[90, 10, 0, 0], [0, 10, 90, 0], [30, 40, 30, 0]], [1, 1, 2])
     assert likeliest_class(classes, chosen) == expected
 
 

@@ -35,6 +35,12 @@ static atomic_bool delayed;
 static atomic_int allowed = -1; /* calls until one is refused; negative: none is */
 static atomic_uint seed = 1;
 
+/* Reads wait for a closed gate, which opens when a step waits for them; they are noted. */
+static pthread_t stepping;
+static atomic_bool closed;
+static atomic_int noted;
+static off_t offsets[64];
+
 static unsigned draw(void)
 {
     unsigned next = atomic_fetch_add(&seed, 2654435761u);
@@ -54,9 +60,15 @@ void *__real_mmap(void *at, size_t size, int protection, int flags, int file, of
 int __real_mprotect(void *at, size_t size, int protection);
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*function)(void *), void *argument);
+int __real_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
 
 ssize_t __wrap_pread(int file, void *target, size_t bytes, off_t offset)
 {
+    int number = atomic_fetch_add(&noted, 1);
+    if (number < (int)(sizeof offsets / sizeof *offsets))
+        offsets[number] = offset;
+    while (atomic_load(&closed))
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     if (atomic_load(&delayed))
         nanosleep(&(struct timespec){.tv_nsec = (long)(draw() % 400) * 1000}, NULL);
     if (draw() % 100 >= (unsigned)atomic_load(&failures_in_100))
@@ -86,6 +98,13 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*function)(void *), void *argument)
 {
     return refused() ? EAGAIN : __real_pthread_create(thread, attributes, function, argument);
+}
+
+int __wrap_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
+{
+    if (pthread_equal(pthread_self(), stepping))
+        atomic_store(&closed, false);
+    return __real_pthread_cond_wait(condition, mutex);
 }
 
 /* ---- a program: ids of both layers, then the sums of each layer's experts as logits */
@@ -337,6 +356,33 @@ static void test_failures(running *run)
     }
 }
 
+/* What a step waits for is read before what is only warmed, but for reads that have begun. */
+static void test_warming(running *run, int readers)
+{
+    const int32_t token = 0;
+    int32_t needed[TOP_K], warm[ALL];
+    int64_t count = 0;
+    for (int k = 0; k < TOP_K; k++)
+        needed[k] = chosen(token, 0, k);
+    for (int32_t i = 0; i < ALL; i++)
+        if (i != needed[0] && i != needed[1])
+            warm[count++] = i;
+    set_budget(run, ALL);
+    set_budget(run, ALL - 1);
+    atomic_store(&closed, true);
+    atomic_store(&noted, 0);
+    CHECK(ember_model_warm_experts(run->model, warm, count, message, sizeof message) == EMBER_OK);
+    CHECK(ember_session_step(run->sessions[0], &token, 1, 0, EMBER_BODY, message,
+                             sizeof message) == EMBER_OK);
+    check_sums(&token, 1, run->expert_bytes);
+    for (int k = 0; k < TOP_K; k++) {
+        int at = 0;
+        while (offsets[at] != position_of(0, needed[k]) * run->expert_bytes)
+            CHECK(++at < readers + TOP_K);
+    }
+    set_budget(run, ALL);
+}
+
 static void test_truncated(running *run, const char *path)
 {
     const int32_t tokens[CHUNK] = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -419,6 +465,7 @@ static void test_refusals(running *run)
 int main(int count, char **arguments)
 {
     CHECK(count == 3);
+    stepping = pthread_self();
     int file = open(arguments[1], O_RDONLY);
     CHECK(file >= 0);
     off_t size = lseek(file, 0, SEEK_END);
@@ -438,6 +485,7 @@ int main(int count, char **arguments)
         test_failures(&run);
         if (expert_bytes[i] % sysconf(_SC_PAGESIZE) == 0)
             test_memory(&run);
+        test_warming(&run, 2);
         test_truncated(&run, arguments[2]);
         test_refusals(&run);
         close_model(&run);

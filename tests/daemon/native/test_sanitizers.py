@@ -15,7 +15,14 @@ FLAGS = ["-std=c11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{CORE}"]
 LIBRARIES = ["-lm", "-ldl", "-lpthread"]
 WRAPPED = {
     "driver": ("calloc", "aligned_alloc", "strdup", "mmap", "memfd_create", "pthread_create"),
-    "store_driver": ("calloc", "mmap", "mprotect", "pread", "pthread_create"),
+    "store_driver": (
+        "calloc",
+        "mmap",
+        "mprotect",
+        "pread",
+        "pthread_cond_wait",
+        "pthread_create",
+    ),
 }
 
 
