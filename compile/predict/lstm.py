@@ -1,4 +1,4 @@
-"""A small recurrent network, trained on traces, that looks at the last WINDOW tokens."""
+"""A small recurrent network, trained on traces, that reads what every token chose."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import onnx
 import onnxruntime
 from emberd.compile.isa.isa import host_isas
 from emberd.compile.predict.compiled import CompiledNetwork, build_predictor
-from emberd.compile.predict.network import FORMAT, VERSION, Weights, embedding_rows
-from emberd.compile.predict.predictor import AHEAD, WINDOW, Scores
+from emberd.compile.predict.network import FORMAT, VERSION, embedding_rows
+from emberd.compile.predict.predictor import AHEAD, Scores
 from emberd.compile.residency.trace import CommandTrace, TraceHeader
 from emberd.daemon.errors import EmberdError
-from onnx import numpy_helper
 
 
 class Lstm:
@@ -42,9 +41,7 @@ class Lstm:
         if about.get("model") != header.model:
             raise EmberdError(f"{path}: has learnt the routing of another model: train it again")
         self._model, self._header = model, header
-        self.weights = Weights(
-            **{entry.name: numpy_helper.to_array(entry) for entry in model.graph.initializer}
-        )
+        self._state_size = model.graph.input[1].type.tensor_type.shape.dim[1].dim_value
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(
@@ -60,15 +57,13 @@ class Lstm:
                 return network.microseconds(command.ids)
 
     def scores(self, command: CommandTrace) -> Scores:
-        """See Predictor. Each token's window is one of a batch; the first ones are shorter."""
-        tokens = np.arange(len(command.ids))
-        rows = embedding_rows(command.ids, self._header.experts)
-        hidden = np.zeros((len(rows), self.weights.state_size), np.float32)
-        cell = np.zeros_like(hidden)
-        scores: Scores
-        for ago in range(WINDOW - 1, -1, -1):
-            there = tokens >= ago
-            feed = {"rows": rows[np.maximum(tokens - ago, 0)], "hidden": hidden, "cell": cell}
-            scores, hidden, cell = self._session.run(["scores", "hidden_out", "cell_out"], feed)
-            hidden[~there] = cell[~there] = 0  # before the first token of the command
-        return scores
+        """See Predictor."""
+        hidden = cell = np.zeros((1, self._state_size), np.float32)
+        scores = []
+        for ids in command.ids:
+            feed = {"rows": embedding_rows(ids, self._header.experts)}
+            feed |= {"hidden": hidden, "cell": cell}
+            outputs = ["scores", "hidden_out", "cell_out"]
+            found, hidden, cell = self._session.run(outputs, feed)
+            scores.append(found)
+        return np.stack(scores)

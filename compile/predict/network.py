@@ -2,14 +2,14 @@
 
 A token's experts of all layers are embedded and added up (the product of a multi-hot vector with
 the embedding); a long short-term memory (Hochreiter and Schmidhuber 1997, with forget gates as in
-torch.nn.LSTM) takes them token by token, its state zero before the first of a window; for each of
+torch.nn.LSTM) takes them token by token, its state zero before the first of a command; for each of
 the next AHEAD tokens a projection of its output is multiplied with every expert's embedding. The
-scores are each layer's softmax.
+scores are each layer's softmax. What it has learnt from windows of WINDOW tokens it does with more
+as well.
 
-The file is one ONNX graph of standard operators, with its weights inside: `rows` int32 [windows,
-layers * top_k], of the embedding; `hidden` and `cell` f32 [windows, H] -> `scores` f32 [windows,
-AHEAD, layers, experts], `hidden_out`, `cell_out`. Its metadata name the model whose routing it has
-learnt.
+The file is one ONNX graph of standard operators, with its weights inside, for one token: `rows`
+int32 [layers * top_k], of the embedding; `hidden` and `cell` f32 [1, H] -> `scores` f32 [AHEAD,
+layers, experts], `hidden_out`, `cell_out`. Its metadata name the model whose routing it has learnt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from emberd.compile.blocks.graph import IR_VERSION, OPSET, Graph, Shape, floats
-from emberd.compile.predict.predictor import AHEAD, WINDOW, Scores
+from emberd.compile.predict.predictor import AHEAD, Scores
 from emberd.compile.residency.trace import TraceHeader
 from emberd.daemon.errors import EmberdError
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from onnx import TensorProto, helper, numpy_helper
 Floats = NDArray[np.float32]
 
 FORMAT = "emberd-predictor"
-VERSION = "1"
+VERSION = "2"
 
 
 @dataclass(frozen=True)
@@ -54,42 +54,31 @@ class Weights:
         """H."""
         return int(self.state_weight.shape[1])
 
-    @property
-    def count(self) -> int:
-        """How many numbers they are."""
-        return sum(value.size for value in self.named().values())
-
-    @property
-    def multiplications(self) -> int:
-        """Of one prediction: WINDOW steps, and the scores after the last of them."""
-        steps = self.input_weight.size + self.state_weight.size
-        return WINDOW * steps + self.ahead_weight.size + AHEAD * self.embedding.size
-
     def named(self) -> dict[str, Floats]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def embedding_rows(ids: NDArray[np.integer], experts: int) -> NDArray[np.int32]:
-    """ids [windows, layers, top_k] -> int32 [windows, layers * top_k]."""
-    rows = ids.astype(np.int32) + experts * np.arange(ids.shape[1], dtype=np.int32)[:, None]
-    return rows.reshape(len(ids), -1)
+    """ids [layers, top_k] of a token -> int32 [layers * top_k]."""
+    rows = ids.astype(np.int32) + experts * np.arange(len(ids), dtype=np.int32)[:, None]
+    return rows.reshape(-1)
 
 
 def reference(
     weights: Weights, ids: NDArray[np.integer], hidden: Floats, cell: Floats
 ) -> tuple[Scores, Floats, Floats]:
-    """One step: ids [windows, layers, top_k], hidden and cell [windows, H] -> scores [windows,
-    AHEAD, layers, experts], and the new hidden and cell."""
-    windows, layers, _ = ids.shape
+    """One step: ids [layers, top_k], hidden and cell [1, H] -> scores [AHEAD, layers, experts], and
+    the new hidden and cell."""
+    layers = len(ids)
     experts = len(weights.embedding) // layers
-    x = weights.embedding[embedding_rows(ids, experts)].sum(axis=1)
+    x = weights.embedding[embedding_rows(ids, experts)].sum(axis=0, keepdims=True)
     gates = x @ weights.input_weight.T + hidden @ weights.state_weight.T + weights.gate_bias
     take, keep, new, give = np.split(gates, 4, axis=1)
     cell = _sigmoid(keep) * cell + _sigmoid(take) * np.tanh(new)
     hidden = _sigmoid(give) * np.tanh(cell)
-    ahead = (hidden @ weights.ahead_weight.T + weights.ahead_bias).reshape(windows, AHEAD, -1)
+    ahead = (hidden @ weights.ahead_weight.T + weights.ahead_bias).reshape(AHEAD, -1)
     logits = (ahead @ weights.embedding.T + weights.score_bias).astype(np.float32)
-    logits = logits.reshape(windows, AHEAD, layers, experts)
+    logits = logits.reshape(AHEAD, layers, experts)
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True), hidden, cell
 
@@ -102,7 +91,7 @@ def check(model: onnx.ModelProto, weights: Weights, ids: NDArray[np.integer]) ->
     )
     experts = len(weights.embedding) // ids.shape[1]
     hidden = cell = right_hidden = right_cell = np.zeros((1, weights.state_size), np.float32)
-    for token in ids[:, None]:
+    for token in ids:
         feed = {"rows": embedding_rows(token, experts), "hidden": hidden, "cell": cell}
         scores, hidden, cell = session.run(["scores", "hidden_out", "cell_out"], feed)
         right, right_hidden, right_cell = reference(weights, token, right_hidden, right_cell)
@@ -114,7 +103,7 @@ def to_onnx(weights: Weights, header: TraceHeader) -> onnx.ModelProto:
     """The step as a checked graph, for traces with this header."""
     graph = Graph()
     embedded = graph.add("Gather", "embedding", "rows", axis=0)
-    x = graph.add("ReduceSum", embedded, graph.constant([1]), keepdims=0)
+    x = graph.add("ReduceSum", embedded, graph.constant([0]), keepdims=1)
     gates = graph.add(
         "Add", graph.linear(x, "input_weight"), graph.linear("hidden", "state_weight")
     )
@@ -127,13 +116,12 @@ def to_onnx(weights: Weights, header: TraceHeader) -> onnx.ModelProto:
     given = graph.add("Sigmoid", give)
     hidden = graph.add("Mul", given, graph.add("Tanh", cell), outputs=["hidden_out"])
     ahead = graph.add("Add", graph.linear(hidden, "ahead_weight"), "ahead_bias")
-    ahead = graph.reshape(ahead, -1, weights.embedding.shape[1])
-    scores = graph.reshape(graph.linear(ahead, "embedding"), -1, AHEAD, len(weights.embedding))
-    scores = graph.add("Add", scores, "score_bias")
-    scores = graph.reshape(scores, -1, AHEAD, header.layers, header.experts)
+    ahead = graph.reshape(ahead, AHEAD, weights.embedding.shape[1])
+    scores = graph.add("Add", graph.linear(ahead, "embedding"), "score_bias")
+    scores = graph.reshape(scores, AHEAD, header.layers, header.experts)
     graph.add("Softmax", scores, axis=-1, outputs=["scores"])
-    state: Shape = ["windows", weights.state_size]
-    chosen = ["windows", header.layers * header.top_k]
+    state: Shape = [1, weights.state_size]
+    chosen = [header.layers * header.top_k]
     rows = helper.make_tensor_value_info("rows", TensorProto.INT32, chosen)
     model = helper.make_model(
         helper.make_graph(
@@ -141,7 +129,7 @@ def to_onnx(weights: Weights, header: TraceHeader) -> onnx.ModelProto:
             "predictor",
             [rows, floats("hidden", state), floats("cell", state)],
             [
-                floats("scores", ["windows", AHEAD, header.layers, header.experts]),
+                floats("scores", [AHEAD, header.layers, header.experts]),
                 floats("hidden_out", state),
                 floats("cell_out", state),
             ],

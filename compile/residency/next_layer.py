@@ -64,6 +64,7 @@ class NextLayerRouters:
         self._first = -(-program.chunk_sizes[-1] // _ROWS_ALIGNED) * _ROWS_ALIGNED
         self._row_bytes = artifact.model.vocab_size * 4
         self._stride = aligned(program.chunk_sizes[-1] * artifact.model.hidden_size * 4)
+        self._rows = -(-self.layers * self._stride // self._row_bytes)
         self._weights: list[NDArray[np.float32]] = []
         if self.layers:
             self.count = largest[0].count
@@ -78,8 +79,7 @@ class NextLayerRouters:
     def experts(self, model: Model, tokens: int) -> NDArray[np.uint16]:
         """uint16 [tokens, layers, count]: of the tokens of the model's last step, which was a
         batch, the experts that each router puts first, best first."""
-        rows = -(-self.layers * self._stride // self._row_bytes)
-        memory = np.asarray(Logits(model, rows, self._first).memory()).reshape(-1)
+        memory = np.asarray(Logits(model, self._rows, self._first).memory()).reshape(-1)
         found = np.empty((tokens, self.layers, self.count), np.uint16)
         for layer, weight in enumerate(self._weights):
             start = layer * self._stride // 4
@@ -107,7 +107,8 @@ class NextLayerRouters:
                     arguments = (routing.hidden, later.norm_weight, len(buffers) - 1)
                     steps.insert(routing.step + 1, Step(StepKind.CALL, routing.norm, arguments))
             sequences.append(replace(sequence, steps=tuple(steps)))
-        sizes = {**program.section_bytes, "logits": start + self.layers * self._stride}
+        logits = start + self._rows * self._row_bytes
+        sizes = {**program.section_bytes, "logits": logits}
         extended = replace(
             program, buffers=tuple(buffers), section_bytes=sizes, sequences=tuple(sequences)
         )

@@ -14,7 +14,6 @@ needs("torch")
 import torch  # noqa: E402
 from emberd.compile.predict.lstm import Lstm  # noqa: E402
 from emberd.compile.predict.network import to_onnx  # noqa: E402
-from emberd.compile.predict.predictor import WINDOW  # noqa: E402
 from emberd.compile.predict.recall import measure  # noqa: E402
 from emberd.compile.predict.train import Network, train, train_on  # noqa: E402
 from emberd.compile.residency.trace import TraceWriter  # noqa: E402
@@ -34,15 +33,13 @@ def test_it_learns_a_cycle(learnt: Network, tmp_path: Path) -> None:
 
 
 def test_onnxruntime_does_what_torch_did(learnt: Network, tmp_path: Path) -> None:
-    """On windows of all lengths."""
     (tmp_path / "lstm").write_bytes(to_onnx(learnt.weights(), CYCLE).SerializeToString())
     found = noise(CYCLE, 30, 10, 3)
     scores = Lstm(tmp_path / "lstm", CYCLE).scores(found)
-    for token in range(30):
-        window = found.ids[max(0, token - WINDOW + 1) : token + 1].astype(np.int64)
-        with torch.no_grad():
-            expected = learnt(torch.from_numpy(window)[None])[0, -1].softmax(-1).numpy()
-        np.testing.assert_allclose(scores[token], expected, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        ids = torch.from_numpy(found.ids.astype(np.int64))
+        expected = learnt(ids[None])[0].softmax(-1).numpy()
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_training_is_repeatable() -> None:
