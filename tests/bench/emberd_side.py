@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.experts import Residency
+from emberd.daemon.trace import RoutingTrace
 
 from bench.tokens import Tokens
 
@@ -81,6 +83,26 @@ class EmberdSide:
         for first in range(0, len(tokens), streams):
             self._model.step_batch(self._sessions, tokens[first : first + streams])
         return time.perf_counter() - start
+
+    def record(self, count: int, path: str) -> float:
+        """Decode with an expert store that is empty at first; writes to `path` what it found in
+        memory, {hits, misses, expert_bytes}, and the experts that were asked for, ids [tokens,
+        layers, top_k]."""
+        budget = self._model.expert_budget
+        self._model.set_expert_budget(None)
+        self._model.set_expert_budget(budget)
+        before = self._model.expert_counters()
+        with RoutingTrace(self._model) as trace:
+            seconds = self.decode(count)
+        after = self._model.expert_counters()
+        found = {
+            "hits": sum(c.hits for c in after) - sum(c.hits for c in before),
+            "misses": sum(c.misses for c in after) - sum(c.misses for c in before),
+            "expert_bytes": self._model.experts.expert_bytes,
+            "ids": trace.take().ids.tolist(),
+        }
+        Path(path).write_text(json.dumps(found), encoding="utf-8")
+        return seconds
 
     def fill(self, count: int) -> float:
         return self.prefill(count - self._sessions[0].length)

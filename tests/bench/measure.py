@@ -160,11 +160,16 @@ class Bench:
 
 
 def timed(
-    worker: Worker, method: str, count: int, streams: int = 1, slowest: float | None = None
+    worker: Worker,
+    method: str,
+    count: int,
+    streams: int = 1,
+    slowest: float | None = None,
+    **arguments: str,
 ) -> Reply:
     """`method` of `count` tokens; a side that is absurdly slow fails with WorkerError."""
     limit = count * streams / (slowest or _SLOWEST[method]) + _SPARE_SECONDS
-    return worker.call(method, limit, count=count)
+    return worker.call(method, limit, count=count, **arguments)
 
 
 def note(text: str) -> None:

@@ -10,8 +10,10 @@ table, build/bench-residency.md.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,13 +21,15 @@ from pathlib import Path
 
 import numpy as np
 from emberd.compile.residency.counts import RoutingCounts
+from emberd.compile.residency.policies import POLICIES
+from emberd.compile.residency.replay import Step, replay
 from emberd.daemon.artifact import EXPERTS, WEIGHTS, Artifact
 from emberd.daemon.core import Model
 from emberd.daemon.trace import RoutingTrace
 
 from bench import checkpoint, skewed
 from bench.measure import PROMPT, SAMPLES, Bench, Memory, note, timed
-from bench.memory_limit import MemoryLimit, MemoryLimitError, forget
+from bench.memory_limit import MemoryLimit, MemoryLimitError, find_memory, forget
 from bench.prepare import BUILD, prepare
 from bench.table import Row, markdown, row, write_json
 from bench.worker import SIDES, Worker, WorkerError
@@ -38,6 +42,7 @@ _CONTEXT = 4096
 _SPARE_BYTES = 160 << 20  # for everything but weights: the interpreter, KV cache, buffers
 _FOREIGN_LIMIT = 0.5  # cores; what the system does to read files counts as foreign
 _FIRST_TOKENS = 50
+_RECORDED_TOKENS = 128
 _IDLE_SECONDS = 1.0  # between loading and the first prompt
 _MAPPED_TOKENS = 512
 _SLOWEST = 0.2  # tokens a second that are waited for
@@ -93,6 +98,7 @@ def _measure(subject: Subject) -> Iterator[Row]:
         note(f"{subject.name}: {memory.limit / 1e6:.0f} MB, {budget / 1e6:.0f} of them for experts")
         with bench.workers(THREADS, _CONTEXT, memory=memory) as workers:
             yield from _rates(bench, subject, share, workers)
+            yield _hit_rate(subject, share, workers[0], budget)
         if subject.topics > 1:
             yield _first_tokens(subject, paths, share, memory)
 
@@ -106,6 +112,7 @@ def _first_tokens(subject: Subject, paths: dict[str, Path], share: int, memory: 
     for topic in range(SAMPLES):
         for side in SIDES:
             forget(paths["emberd"])
+            find_memory(memory.limit)
             with MemoryLimit(memory.limit) as limit, Worker("emberd", limit) as worker:
                 worker.call(
                     "open",
@@ -122,6 +129,27 @@ def _first_tokens(subject: Subject, paths: dict[str, Path], share: int, memory: 
                 values[side].append(reply.seconds)
     name = f"{subject.name}, {share} % of experts, first {_FIRST_TOKENS} tokens, map / plain LRU"
     return row(name, THREADS, "s", "lower", values)
+
+
+def _hit_rate(subject: Subject, share: int, worker: Worker, budget: int) -> Row:
+    """Of tokens of one topic that begin with an empty store, beside the most that was possible with
+    its slots: that of Belady, who knows all of the tokens (in the place of the peer)."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        worker.call("clear", 60)
+        timed(worker, "record", _RECORDED_TOKENS, slowest=_SLOWEST, path=str(path))
+        found = json.loads(path.read_text(encoding="utf-8"))
+    steps = [
+        Step(1, [[(layer, expert) for expert in chosen] for layer, chosen in enumerate(token)])
+        for token in found["ids"]
+    ]
+    best = replay([("", steps)], POLICIES["belady"], budget // found["expert_bytes"])
+    rates = {
+        "emberd": [100 * found["hits"] / (found["hits"] + found["misses"])],
+        "peer": [100 * best.hit_rate],
+    }
+    name = f"{subject.name}, {share} % of experts, hit rate"
+    return row(name, THREADS, "%", "higher", rates)
 
 
 def _write_map(subject: Subject, artifact: Path) -> None:

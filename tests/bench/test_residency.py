@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,10 @@ class FakeWorker:
 
     def call(self, method: str, _limit: float, **arguments: Any) -> Reply:
         self._told.append((self.side, method, arguments))
+        if method == "record":
+            ids = [[[0, 1]], [[2, 3]], [[0, 1]], [[2, 3]]]
+            found = {"hits": 1, "misses": 7, "expert_bytes": 500, "ids": ids}
+            Path(arguments["path"]).write_text(json.dumps(found))
         return Reply(1.0, 0.0, 0)
 
 
@@ -74,7 +79,10 @@ def test_all_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row for subject in residency.SUBJECTS for row in residency._measure(subject)]
     asked = {figure for figure, _ in TARGETS if "experts" in figure}
     assert asked <= {row.figure for row in rows}
-    rows = [row for row in rows if row.better == "higher"]
+    hits = [row for row in rows if row.unit == "%"]
+    assert [(row.emberd, row.peer) for row in hits] == [(12.5, 50.0), (12.5, 25.0)] * 2
+    assert [row.holds for row in hits] == [False, True] * 2
+    rows = [row for row in rows if row.unit == "tok/s"]
     assert {row.ratio for row in rows} == {5.0}
     failing = {row.figure for row in rows if row.holds is False}
     assert failing == {"fifth, 25 % of experts, decode", "skewed, 25 % of experts, decode"}

@@ -37,6 +37,8 @@ def test_row_of_a_rate(figure: str, threads: int, must: float | None, aim: float
         ("peak memory", "lower", 6.0, True),
         ("peak memory", "lower", 6.1, False),
         ("prefill 32", "higher", 1.0, None),
+        ("fifth, 25 % of experts, hit rate", "higher", -5.0, True),
+        ("fifth, 25 % of experts, hit rate", "higher", -5.1, False),
     ],
 )
 def test_what_must_hold(figure: str, better: str, emberd: float, holds: bool | None) -> None:
@@ -61,9 +63,13 @@ def test_markdown_marks_what_does_not_hold() -> None:
         row("prefill 128", 1, "tok/s", "higher", VALUES),
         row("prefill 32", 1, "tok/s", "higher", VALUES),
         row("peak memory", 2, "MiB", "lower", {"emberd": [1200.0], "peer": [2400.0]}),
+        row(
+            "fifth, 50 % of experts, hit rate", 2, "%", "higher", {"emberd": [40.0], "peer": [64.0]}
+        ),
     ]
     assert markdown(rows).splitlines()[2:] == [
         "| prefill 128 | 1 | tok/s | 3 (8) | 2 (5) | 1.50 ✗ | ≥ 2.5 | ≥ 3.5 |",
         "| prefill 32 | 1 | tok/s | 3 (8) | 2 (5) | 1.50 |  |  |",
         "| peak memory | 2 | MiB | 1200 (1200) | 2400 (2400) | 0.50 | ≤ 0.6 | ≤ 0.5 |",
+        "| fifth, 50 % of experts, hit rate | 2 | % | 40 (40) | 64 (64) | 0.62 ✗ | within 15 |  |",
     ]
