@@ -6,6 +6,7 @@ import argparse
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,7 +64,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    """Loads the artifact in a thread, while the libraries of the server are imported."""
+    """Loads the artifact in a thread, while the libraries of the server are imported.
+
+    SIGHUP, which would end the process, waits until it can be served.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     from concurrent.futures import ThreadPoolExecutor
 
     from emberd.daemon import config

@@ -26,7 +26,8 @@ class Config:
         keep_alive: how long an idle model stays in memory: seconds, or a text such as "5m";
             negative means for ever. Unloading it forgets the conversations in its slots.
         drain_seconds: how long requests may still run after SIGTERM.
-        api_key: if not empty, requests must carry it as a bearer token.
+        api_key: if not empty, requests must carry it as a bearer token, or as the password of
+            HTTP Basic.
     """
 
     host: str = "127.0.0.1"
@@ -104,6 +105,11 @@ def _checked(where: str, name: str, value: Any, kind: type[Any]) -> Any:
         raise EmberdError(f"{where}: expected {kind.__name__}, not {value!r}")
     if name == "host" and not value:
         raise EmberdError(f"{where}: empty; write 0.0.0.0 to listen on every interface")
+    if name == "expert_budget" and not -1 <= value <= _RANGES[name][1]:
+        raise EmberdError(
+            f"{where}: expected the bytes of memory for experts, a size such as '6G', or -1 to map "
+            f"all of them, not {value!r:.80}"
+        )
     if name in _RANGES:
         low, high = _RANGES[name]
         if not low <= value <= high:  # so NaN

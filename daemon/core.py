@@ -7,7 +7,6 @@ sessions may be used from several threads, and wait for each other.
 from __future__ import annotations
 
 import ctypes
-import logging
 import mmap
 import os
 import threading
@@ -39,8 +38,6 @@ from emberd.daemon.machine import physical_cpus
 MAX_THREADS = 256
 MAX_READERS = 64
 PINNED = 2**31 - 1  # a priority
-
-log = logging.getLogger("emberd")
 
 
 class ContextOverflow(EmberdError):  # noqa: N818
@@ -162,13 +159,6 @@ class Model:
             asked = 2**63 - 1 if budget is None else max(-1, min(budget, 2**63 - 1))
             accepted(core.ember_model_set_expert_budget, handle, asked, self._counters)
             self.expert_budget = budget
-        if budget is not None and budget < self.token_demand:
-            log.warning(
-                "the expert budget of %d bytes is below the token_demand of %d bytes: most experts "
-                "will be read from the disk for every token",
-                budget,
-                self.token_demand,
-            )
 
     def set_expert_priorities(self, priorities: Sequence[int]) -> None:
         """Sets the priority of every expert, int32 [layers * experts]: 0 at first, PINNED at most.

@@ -6,6 +6,7 @@ looks like one of the map's. Such reads give way to those that a step waits for.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import weakref
@@ -19,6 +20,8 @@ from emberd.daemon.errors import EmberdError
 
 _AHEAD_TOKENS = 64  # for which experts are read ahead
 _LEAST_USES = 0.25  # of an expert by so many tokens, for it to be read ahead
+log = logging.getLogger("emberd")
+
 _UNSEEN = 1e-4  # share of the choices that an expert is given which a class never chose
 
 
@@ -41,6 +44,7 @@ class Residency:
         self._lock = threading.Lock()
         self._least = 0  # budget of a step, in bytes, once a model has been opened
         self._model: weakref.ref[Model] | None = None
+        self._told: int | None = None  # the budget that was last compared with the token_demand
 
     def open(self, artifact: Artifact, threads: int | None) -> Model:
         """Opens the model. Raises EmberdError."""
@@ -49,6 +53,7 @@ class Residency:
             self._model = weakref.ref(model)
             self._least = model.least_expert_budget
             self._counted = model.chosen_experts()
+            self._compare(model)
         self._warm(model, None)
         return model
 
@@ -85,6 +90,19 @@ class Residency:
                     f"an expert budget of {budget} bytes: a step needs {self._least} bytes at once"
                 )
             self.budget = budget
+            if model is not None:
+                self._compare(model)
+
+    def _compare(self, model: Model) -> None:
+        """Warns, once, of a budget that holds less than a token needs."""
+        if self.budget not in (None, self._told) and self.budget < model.token_demand:
+            log.warning(
+                "the expert budget of %d bytes is below the token_demand of %d bytes: most experts "
+                "will be read from the disk for every token",
+                self.budget,
+                model.token_demand,
+            )
+        self._told = self.budget
 
     def counters(self) -> list[ExpertCounters]:
         """What the experts of each layer have cost since the model was opened; empty before."""

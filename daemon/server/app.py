@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
 from collections.abc import AsyncIterator
 
@@ -17,12 +18,25 @@ from emberd.daemon.server.keys import SERVING, Serving
 
 @web.middleware
 async def _authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    key = request.app[SERVING].config.api_key
-    given = request.headers.get("Authorization", "").encode()
-    wanted = f"Bearer {key}".encode()
-    if key and request.path.startswith("/v1/") and not hmac.compare_digest(given, wanted):
+    key = request.app[SERVING].config.api_key.encode()
+    if not key or not request.path.startswith("/v1/"):
+        return await handler(request)
+    if not hmac.compare_digest(_given_key(request.headers.get("Authorization", "")), key):
         raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
     return await handler(request)
+
+
+def _given_key(authorization: str) -> bytes:
+    """The bearer token; or the password of HTTP Basic, which is how browsers send one."""
+    scheme, _, credentials = authorization.partition(" ")
+    if scheme == "Bearer":
+        return credentials.encode(errors="surrogateescape")
+    if scheme != "Basic":
+        return b""
+    try:
+        return base64.b64decode(credentials, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 @web.middleware

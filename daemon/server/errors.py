@@ -52,6 +52,9 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = web.json_response(shown.body(), status=shown.status)
         if shown.status == 405 and isinstance(error, web.HTTPMethodNotAllowed):
             response.headers["Allow"] = error.headers["Allow"]
+        if shown.status == 401:  # browsers then ask their user
+            page = request.path.endswith(".html")
+            response.headers["WWW-Authenticate"] = 'Basic realm="emberd"' if page else "Bearer"
         if request.content.exception() is not None:  # what follows on it cannot be told apart
             response.force_close()
         if shown.status == 429:

@@ -73,6 +73,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(asyncio.create_task(again())))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # and take what came while starting
     print(f"emberd: {service.name} on {_url(runner.addresses[0])}", flush=True)
     notify_ready()
     await stop.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import resource
 import shutil
@@ -88,20 +87,6 @@ def test_a_chunk_reads_each_expert_once(demo: Artifact) -> None:
             different = {expert for token in ids for expert in token[layer]}
             assert (counters.hits, counters.misses) == (0, len(different))
             assert counters.bytes == len(different) * layout.expert_bytes
-
-
-def test_a_budget_below_the_token_demand_warns(
-    demo: Artifact, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Case R1."""
-    with Model(demo, 1) as model:
-        assert model.token_demand == 4 * 2 * model.experts.expert_bytes
-        with caplog.at_level(logging.WARNING, "emberd"):
-            model.set_expert_budget(model.token_demand)
-            assert caplog.text == ""
-            model.set_expert_budget(model.token_demand - 1)
-        assert f"budget of {model.token_demand - 1} bytes" in caplog.text
-        assert f"token_demand of {model.token_demand} bytes" in caplog.text
 
 
 @pytest.mark.parametrize("short", [-(2**70), -1, 0, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from array import array
 from pathlib import Path
@@ -108,6 +109,30 @@ def test_the_class_of_a_prompt_is_told_by_its_routing(
                 right.append(likeliest_class(activation_map, (now - before).tolist()) == index)
                 before = now
     assert np.mean(right) >= 0.8
+
+
+def test_a_budget_below_the_token_demand_warns_once(
+    demo_artifact: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case R1."""
+    artifact = Artifact.open(demo_artifact)
+    with Model(artifact, 1) as model:
+        demand = model.token_demand
+        assert demand == 4 * 2 * model.experts.expert_bytes
+    with caplog.at_level(logging.WARNING, "emberd"):
+        residency = Residency(demand, 2)
+        residency.open(artifact, 1).close()
+        assert caplog.text == ""
+        residency.set_budget(demand - 1)
+        for _ in range(3):  # as an idle daemon opens it again
+            residency.open(artifact, 1).close()
+        (first,) = caplog.messages
+        assert f"budget of {demand - 1} bytes" in first
+        assert f"token_demand of {demand} bytes" in first
+        with residency.open(artifact, 1):
+            residency.set_budget(demand - 2)
+            residency.set_budget(demand - 2)
+    assert len(caplog.messages) == 2
 
 
 def test_without_a_budget_or_a_map_nothing_is_read_ahead(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import shutil
@@ -131,3 +132,30 @@ async def test_while_unloaded_there_is_nothing_to_tell(run: Any, demo_artifact: 
 async def test_it_needs_the_key(run: Any, demo_artifact: Path) -> None:
     daemon = await run(load_service(demo_artifact, Config(threads=1, api_key="secret")), None)
     await experts(daemon, status=401)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [
+        ("Bearer secret", 200),
+        ("Basic " + base64.b64encode(b"anyone:secret").decode(), 200),
+        ("Basic " + base64.b64encode(b":secret").decode(), 200),
+        ("Basic " + base64.b64encode(b"secret").decode(), 401),
+        ("Basic " + base64.b64encode(b"secret:other").decode(), 401),
+        ("Basic secret", 401),
+        ("Basic \u00e9", 401),
+        ("Bearer \u00e9", 401),
+        ("Bearer", 401),
+        ("secret", 401),
+        ("", 401),
+    ],
+)
+async def test_browsers_give_the_key_as_a_password(
+    run: Any, demo_artifact: Path, authorization: str, status: int
+) -> None:
+    daemon = await run(load_service(demo_artifact, Config(threads=1, api_key="secret")), None)
+    headers = {"Authorization": authorization}
+    for path, asked in (("experts", "Bearer"), ("experts.html", 'Basic realm="emberd"')):
+        async with daemon.http.get(f"{daemon.url}/v1/{path}", headers=headers) as response:
+            assert response.status == status
+            assert response.headers.get("WWW-Authenticate") == (None if status == 200 else asked)

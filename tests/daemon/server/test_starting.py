@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
@@ -23,7 +24,7 @@ from emberd.daemon.server.keys import Serving
 
 IMPORT = re.compile(r"import time: .*\| +(\S+)")
 CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
-NEEDLESS = {"emberd.compile", "numpy", "onnx", "_ssl", "torch", "tvm", "yaml"}
+NEEDLESS = {"emberd.compile", "numpy", "onnx", "_ssl", "tokenizers", "torch", "tvm", "yaml"}
 
 
 async def test_the_first_token_needs_neither_numpy_nor_openssl(demo_artifact: Path) -> None:
@@ -54,6 +55,32 @@ async def test_the_first_token_needs_neither_numpy_nor_openssl(demo_artifact: Pa
     assert "emberd.daemon.engine" in imported
     assert imported & NEEDLESS == set()
     assert "_core" in maps and "libcrypto" not in maps and "libssl" not in maps
+
+
+async def test_a_reload_that_is_asked_for_while_starting_is_done_after(demo_artifact: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "emberd.daemon.cli", "serve", str(demo_artifact), "--port", "0"),
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        while not _blocks_reloads(process.pid):
+            await asyncio.sleep(0.001)
+        process.send_signal(signal.SIGHUP)
+        line = await asyncio.wait_for(process.stderr.readline(), 60)
+        assert line == b"emberd: the expert budget is -1\n"
+        assert b"http://" in await process.stdout.readline()
+        assert not _blocks_reloads(process.pid)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def _blocks_reloads(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    blocked = next(line for line in status if line.startswith("SigBlk:"))
+    return bool(int(blocked.split()[1], 16) & 1 << signal.SIGHUP - 1)
 
 
 class _Starting:
