@@ -11,6 +11,7 @@ from pathlib import Path
 import tvm
 from emberd.compile.converted import ConvertedModel
 from emberd.compile.isa.isa import Isa
+from emberd.compile.passes.bound_logits import bound_logits
 from emberd.compile.passes.fuse_expert_gather import fuse_expert_gather
 from emberd.compile.passes.fuse_gated_activation import fuse_gated_activation
 from emberd.compile.passes.fuse_gated_sum import fuse_gated_sum
@@ -145,6 +146,7 @@ def _phases(
         fuse_linear(),
         fuse_embedding(),
         quantise(recipe, block),
+        *([bound_logits()] if block == "head" else []),
         fuse_projections(),
         lower_kernels(isa, library),
         lower_remaining(),

@@ -12,12 +12,13 @@ from emberd.compile.converted import BlockInstance, ConvertedModel
 from emberd.compile.passes.lower_kernels import ACQUIRE_EXPERTS
 from emberd.compile.passes.quantise import BANK, EXPERT_TABLE
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.program import Buffer, Program, Section, Sequence, Step, StepKind
+from emberd.daemon.program import BOUND_BLOCK, Buffer, Program, Section, Sequence, Step, StepKind
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
 ALIGNMENT = 64
 _CACHES = ("key_cache", "value_cache")
+_OUTPUTS = ("output", "bounds")  # results of a block that are not a state; bounds: of the head
 _NOT_OF_TOKENS = (*_CACHES, BANK)  # their first dimension is another that kernels leave open
 ITEM_BYTES = {"float32": 4, "int32": 4, "int64": 8, "int16": 2, "int8": 1, "uint8": 1}
 
@@ -26,8 +27,9 @@ ITEM_BYTES = {"float32": 4, "int32": 4, "int64": 8, "int16": 2, "int8": 1, "uint
 class Tensor:
     """A tensor of a planned function: which storage it lies in, where, and its type.
 
-    `storage`: a parameter's name, the number of a planned storage, or "output"; `token_rows`: rows
-    of each token, for the argument of a kernel that takes any number of tokens, else 0.
+    `storage`: a parameter's name, the number of a planned storage, or one of _OUTPUTS;
+    `token_rows`: rows of each token, for the argument of a kernel that takes any number of tokens,
+    else 0.
     """
 
     storage: str | int
@@ -107,7 +109,7 @@ class _Extractor:
         if name == "relax.builtin.alloc_tensor":
             dtype, shape = _type(variable)
             if variable in self._outputs:
-                return Tensor("output", 0, dtype, shape)
+                return Tensor(_OUTPUTS[self._outputs[variable]], 0, dtype, shape)
             self.result.storages.append(math.prod(shape) * ITEM_BYTES[dtype])
             return Tensor(len(self.result.storages) - 1, 0, dtype, shape)
         if name == "relax.reshape":
@@ -150,28 +152,29 @@ def _type(variable: relax.Var) -> tuple[str, tuple[int, ...]]:
     return str(variable.ty.dtype), tuple(int(size) for size in variable.ty.shape)
 
 
-def _returned(function: relax.Function) -> set[relax.Var]:
-    """Variables whose memory the function hands out, seen through tuples and reshapes."""
+def _returned(function: relax.Function) -> dict[relax.Var, int]:
+    """Variables whose memory the function hands out, seen through tuples and reshapes, and as which
+    of its results."""
     bound = {
         binding.var: binding.value for block in function.body.blocks for binding in block.bindings
     }
-    found: set[relax.Var] = set()
-    pending = [function.body.body]
+    found: dict[relax.Var, int] = {}
+    pending: list[tuple[relax.Expr, int]] = [(function.body.body, 0)]
     while pending:
-        expression = pending.pop()
+        expression, number = pending.pop()
         if isinstance(expression, relax.Tuple):
-            pending += list(expression.fields)
+            pending += [(field, index) for index, field in enumerate(expression.fields)]
         elif isinstance(expression, relax.Var):
-            found.add(expression)
+            found[expression] = number
             value = bound.get(expression)
             if isinstance(value, relax.Var | relax.Tuple):
-                pending.append(value)
+                pending.append((value, number))
             elif isinstance(value, relax.TupleGetItem):
                 source = bound.get(value.tuple_value)
                 if isinstance(source, relax.Tuple):
-                    pending.append(source.fields[value.index])
+                    pending.append((source.fields[value.index], number))
             elif isinstance(value, relax.Call) and str(value.op).endswith("reshape"):
-                pending.append(value.args[0])
+                pending.append((value.args[0], number))
     return found
 
 
@@ -218,6 +221,7 @@ class ProgramBuilder:
                 Sequence(tokens, "batch", self._batch(body, of_one_token)),
             ]
         vocab, largest = self.model.dimensions.vocab_size, chunks[-1]
+        bounds = -(-vocab // BOUND_BLOCK)
         return Program(
             symbols=tuple(self._symbols),
             chunk_sizes=tuple(chunks),
@@ -227,6 +231,7 @@ class ProgramBuilder:
                 "state": self._state_bytes,
                 "kv_per_token": self._kv_bytes,
                 "logits": largest * vocab * 4,
+                "bounds": largest * bounds * 4,
                 "tokens": largest * 4,
                 "positions": largest * 4,
             },
@@ -344,6 +349,8 @@ class ProgramBuilder:
             if target is None:
                 return Buffer(Section.LOGITS, dtype, shape, 0)
             return Buffer(Section.SCRATCH, dtype, shape, target.offset)
+        if name == "bounds":
+            return Buffer(Section.BOUNDS, dtype, shape, 0)
         if name == "hidden":
             return Buffer(Section.SCRATCH, dtype, shape, source.offset)
         if name == "tokens":

@@ -70,6 +70,12 @@ class Trace(ctypes.Structure):
     )
 
 
+class Row(ctypes.Structure):
+    """ember_row of ember.h."""
+
+    _fields_ = (("logits", ctypes.c_void_p), ("bounds", ctypes.c_void_p), ("n", ctypes.c_int64))
+
+
 class Sampling(ctypes.Structure):
     """ember_sampling of ember.h."""
 
@@ -104,7 +110,9 @@ class Config(ctypes.Structure):
         ("tokens_bytes", ctypes.c_int64),
         ("positions_bytes", ctypes.c_int64),
         ("logits_bytes", ctypes.c_int64),
+        ("bounds_bytes", ctypes.c_int64),
         ("logits", ctypes.c_void_p),
+        ("bounds", ctypes.c_void_p),
         ("vocab_size", ctypes.c_int64),
         ("weights_bytes", ctypes.c_int64),
         ("experts_bytes", ctypes.c_int64),
@@ -165,9 +173,11 @@ def _load() -> ctypes.CDLL:
             int64,
             (ctypes.POINTER(Merges), ctypes.c_char_p, pointer, int64, pointer),
         ),
-        "ember_top_k": (int64, (pointer, int64, int64, pointer, pointer)),
-        "ember_log_sum_exp": (ctypes.c_double, (pointer, int64)),
-        "ember_draw": (ctypes.c_int, (pointer, int64, ctypes.POINTER(Sampling), pointer)),
+        "ember_bias": (ctypes.c_int, (Row, pointer, pointer, int64)),
+        "ember_mask": (None, (Row, pointer)),
+        "ember_top_k": (int64, (Row, int64, pointer, pointer)),
+        "ember_log_sum_exp": (ctypes.c_double, (Row,)),
+        "ember_draw": (ctypes.c_int, (Row, ctypes.POINTER(Sampling), pointer)),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
@@ -197,6 +207,7 @@ def accepted(function: Any, *arguments: Any) -> None:
 def config(
     artifact: Artifact,
     logits: int,
+    bounds: int | None,
     files: Sequence[int],
     threads: int,
     cpus: Sequence[int],
@@ -230,7 +241,9 @@ def config(
         tokens_bytes=sizes["tokens"],
         positions_bytes=sizes["positions"],
         logits_bytes=sizes["logits"],
+        bounds_bytes=sizes["bounds"],
         logits=logits,
+        bounds=bounds,
         vocab_size=artifact.model.vocab_size,
         weights_bytes=artifact.sizes[WEIGHTS],
         experts_bytes=artifact.sizes[EXPERTS],

@@ -104,13 +104,15 @@ class Model:
         self.kv_bytes_per_token = program.section_bytes["kv_per_token"]
         self._logits = _anonymous_memory(program.section_bytes["logits"], "logits")
         self._logits_address = _address(self._logits)
+        self._bounds = _anonymous_memory(program.section_bytes["bounds"], "bounds of logits")
+        has_bounds = program.section_bytes["bounds"] > 0
+        self._bounds_address = _address(self._bounds) if has_bounds else None
         files: list[int] = []
         try:
             for name in (WEIGHTS, EXPERTS):
                 files.append(artifact.open_file(name))
-            description = config(
-                artifact, self._logits_address, files, self.threads, cpus, reader_threads
-            )
+            addresses = self._logits_address, self._bounds_address
+            description = config(artifact, *addresses, files, self.threads, cpus, reader_threads)
             self._handle = opened(core.ember_model_open, ctypes.byref(description))
             self.experts: ExpertLayout = core.ember_model_experts(self._handle)
             self.least_expert_budget = int(core.ember_model_least_expert_budget(self._handle))

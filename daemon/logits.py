@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from emberd.daemon.bindings import FAILED, REFUSED, Sampling, core
+from emberd.daemon.bindings import FAILED, OK, REFUSED, Row, Sampling, core
 from emberd.daemon.errors import EmberdError, NoFiniteLogits
+from emberd.daemon.program import BOUND_BLOCK
 
 if TYPE_CHECKING:
     from emberd.daemon.core import Model
@@ -27,36 +30,50 @@ class Logits:
         self._of_step = model._steps
 
     def memory(self) -> memoryview[float]:
-        """The values, as a writable memoryview of format "f" and shape [rows, vocab_size]."""
+        """The values, as a read-only memoryview of format "f" and shape [rows, vocab_size]."""
         self._check_current()
         row_bytes = self.vocab_size * 4
         used = memoryview(self._model._logits)[self._first * row_bytes :][: self.rows * row_bytes]
-        return used.cast("f", (self.rows, self.vocab_size))
+        return used.cast("f", (self.rows, self.vocab_size)).toreadonly()
 
     def row(self, index: int) -> Logits:
         """One row on its own."""
         self._row(index)
         return Logits(self._model, 1, self._first + index % self.rows)
 
-    def add(self, token: int, bias: float, row: int = -1) -> None:
-        """Adds `bias` to the logit of `token`."""
-        self._logit(token, row).value += bias
+    def bias(self, biases: Mapping[int, float], row: int = -1) -> None:
+        """Adds to the logit of each token what `biases` says."""
+        tokens, values = self._tokens(biases), array("d", biases.values())
+        where = (tokens.buffer_info()[0], values.buffer_info()[0], len(tokens))
+        if core.ember_bias(self._row(row), *where) != OK:
+            wrong = next(token for token in tokens if not 0 <= token < self.vocab_size)
+            raise self._outside(wrong)
+
+    def mask(self, allowed: bytes, row: int = -1) -> None:
+        """Leaves only the tokens whose bit is set: that of token i is bit i % 8 of byte i // 8,
+        and there is a whole number of 8 bytes; the others get -infinity."""
+        expected = -(-self.vocab_size // BOUND_BLOCK) * BOUND_BLOCK // 8
+        if len(allowed) != expected:
+            raise EmberdError(f"a mask of {len(allowed)} bytes: expected {expected}")
+        core.ember_mask(self._row(row), allowed)
 
     def get(self, token: int, row: int = -1) -> float:
         """The logit of `token`."""
-        return self._logit(token, row).value
+        logits = self._row(row).logits
+        if not 0 <= token < self.vocab_size:
+            raise self._outside(token)
+        return ctypes.c_float.from_address(logits + 4 * token).value
 
     def top(self, k: int, row: int = -1) -> tuple[list[int], list[float]]:
         """The ids and logits of the `k` greatest, descending; equal ones by ascending id."""
-        address = self._row(row)
         k = max(0, min(k, self.vocab_size))
         ids, values = (ctypes.c_int32 * k)(), (ctypes.c_float * k)()
-        core.ember_top_k(address, self.vocab_size, k, ids, values)
+        core.ember_top_k(self._row(row), k, ids, values)
         return ids[:], values[:]
 
     def log_sum_exp(self, row: int = -1) -> float:
         """log(sum(exp(logits))): with it, logit - log_sum_exp is a log-probability."""
-        value: float = core.ember_log_sum_exp(self._row(row), self.vocab_size)
+        value: float = core.ember_log_sum_exp(self._row(row))
         return value
 
     def draw(
@@ -71,15 +88,15 @@ class Logits:
         """The token at `uniform` in [0, 1) of the distribution, in descending order.
 
         It is of the first `top_k` tokens (0: all), of these the fewest that have a share of `top_p`
-        of their mass, and of these the ones at least `min_p` times as likely as the first. Raises
-        EmberdError where no logit is finite.
+        of their mass, and of these the ones at least `min_p` times as likely as the first. With a
+        temperature of 0 it is the first whatever the rest. Raises EmberdError where no logit is
+        finite.
         """
-        if not temperature > 0:
-            raise EmberdError(f"temperature {temperature}: expected one above 0")
+        if not temperature >= 0:
+            raise EmberdError(f"temperature {temperature}: expected one of 0 or above")
         sampling = Sampling(temperature, top_k, top_p, min_p, uniform)
         token = ctypes.c_int32()
-        address, size = self._row(row), self.vocab_size
-        status = core.ember_draw(address, size, ctypes.byref(sampling), ctypes.byref(token))
+        status = core.ember_draw(self._row(row), ctypes.byref(sampling), ctypes.byref(token))
         if status == REFUSED:
             raise NoFiniteLogits
         if status == FAILED:
@@ -90,15 +107,21 @@ class Logits:
         if self._of_step != self._model._steps:
             raise EmberdError("these logits are gone: the model has made another step")
 
-    def _logit(self, token: int, row: int) -> ctypes.c_float:
-        address = self._row(row)
-        if not 0 <= token < self.vocab_size:
-            raise EmberdError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
-        return ctypes.c_float.from_address(address + 4 * token)
+    def _tokens(self, biases: Mapping[int, float]) -> array[int]:
+        try:
+            return array("i", biases)
+        except OverflowError:
+            raise self._outside(max(biases, key=abs)) from None
 
-    def _row(self, row: int) -> int:
+    def _outside(self, token: int) -> EmberdError:
+        return EmberdError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
+
+    def _row(self, row: int) -> Row:
         self._check_current()
         if not -self.rows <= row < self.rows:
             raise EmberdError(f"row {row} of {self.rows}")
-        index = self._first + row % self.rows
-        return self._model._logits_address + index * self.vocab_size * 4
+        index, model, n = self._first + row % self.rows, self._model, self.vocab_size
+        bounds = model._bounds_address
+        if bounds is not None:
+            bounds += index * -(-n // BOUND_BLOCK) * 4
+        return Row(model._logits_address + index * n * 4, bounds, n)

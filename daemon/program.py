@@ -22,10 +22,11 @@ import msgpack
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.record import INT64_MAX, Record
 
-PROGRAM_VERSION = 3
+PROGRAM_VERSION = 4
 BUFFER_FIELDS = 8
 LARGEST_CHUNK = 1 << 16
-SECTION_SIZES = ("scratch", "state", "kv_per_token", "logits", "tokens", "positions")
+BOUND_BLOCK = 64  # logits that share a bound
+SECTION_SIZES = ("scratch", "state", "kv_per_token", "logits", "bounds", "tokens", "positions")
 ROLES = ("body", "logits_last", "logits_all", "batch")
 
 
@@ -41,6 +42,7 @@ class Section(IntEnum):
     POSITIONS = 6  # i32[T], written by the core
     LOGITS = 7  # f32, what the caller reads
     TABLES = 8  # i32, one per model, initial content in the program
+    BOUNDS = 9  # f32, what no logit of a block exceeds, for each row of logits; empty where unknown
 
 
 class StepKind(IntEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -18,8 +18,8 @@ class LogitsView(Protocol):
     def row(self, index: int) -> LogitsView:
         """One row on its own."""
 
-    def add(self, token: int, bias: float, row: int = -1) -> None:
-        """Add ``bias`` to one logit."""
+    def bias(self, biases: Mapping[int, float], row: int = -1) -> None:
+        """Add to the logit of each token what ``biases`` says."""
 
     def get(self, token: int, row: int = -1) -> float:
         """One logit."""
@@ -40,7 +40,8 @@ class LogitsView(Protocol):
         row: int = -1,
     ) -> int:
         """The token at ``uniform`` in [0, 1) of the distribution that the filters leave, in
-        descending order. Raises EmberdError where no logit is finite."""
+        descending order; the first at temperature 0. Raises EmberdError where no logit is
+        finite."""
 
 
 class SessionLike(Protocol):

@@ -69,53 +69,45 @@ def _alternatives(
 
 
 class Sampler:
-    """Samples one choice: keeps its random state and the counts that penalties need."""
+    """Samples one choice: keeps its random state and what penalties have come to."""
 
     def __init__(self, parameters: SamplingParameters, choice: int = 0) -> None:
         self._parameters = parameters
         seed = parameters.seed
+        self._penalised = bool(parameters.presence_penalty or parameters.frequency_penalty)
         self._random = random.Random() if seed is None else random.Random(f"{seed}:{choice}")
         self._counts: Counter[int] = Counter()
+        self._biases = dict(parameters.logit_bias)  # with the penalties
 
     def sample(self, logits: LogitsView) -> Sampled:
         """Choose from the last row. Raises EmberdError where it holds no finite maximum."""
-        parameters = self._parameters
-        adjustments = self._adjustments()
-        report = parameters.logprobs
-        raw: dict[int, float] = {}
-        normaliser = 0.0
-        top: tuple[tuple[int, float], ...] = ()
-        if report is not None:
-            normaliser, top = _alternatives(logits, report)
-            raw = {token: logits.get(token) for token in adjustments}
-        for token, bias in adjustments.items():
-            logits.add(token, bias)
-        token = self._greedy(logits) if parameters.temperature == 0 else self._draw(logits)
-        if parameters.presence_penalty or parameters.frequency_penalty:
-            self._counts[token] += 1
+        report = self._parameters.logprobs
         if report is None:
-            return Sampled(token)
+            return Sampled(self._choose(logits))
+        normaliser, top = _alternatives(logits, report)
+        raw = {token: logits.get(token) for token in self._biases}
+        token = self._choose(logits)
         value = raw[token] if token in raw else logits.get(token)
         return Sampled(token, value - normaliser, top)
 
-    def _adjustments(self) -> dict[int, float]:
-        """What to add to which logit."""
-        parameters = self._parameters
-        adjustments = dict(parameters.logit_bias)
-        for token, count in self._counts.items():
-            penalty = parameters.presence_penalty + parameters.frequency_penalty * count
-            adjustments[token] = adjustments.get(token, 0.0) - penalty
-        return adjustments
+    def _choose(self, logits: LogitsView) -> int:
+        if self._biases:
+            logits.bias(self._biases)
+        token = self._draw(logits)
+        if self._penalised:
+            self._penalise(token)
+        return token
 
-    def _greedy(self, logits: LogitsView) -> int:
-        ids, values = logits.top(1)
-        _check(values[0])
-        return ids[0]
+    def _penalise(self, token: int) -> None:
+        parameters = self._parameters
+        self._counts[token] += 1
+        penalty = parameters.presence_penalty + parameters.frequency_penalty * self._counts[token]
+        self._biases[token] = parameters.logit_bias.get(token, 0.0) - penalty
 
     def _draw(self, logits: LogitsView) -> int:
         parameters = self._parameters
         return logits.draw(
-            self._random.random(),
+            self._random.random() if parameters.temperature else 0.0,
             parameters.temperature,
             parameters.top_k,
             parameters.top_p,

@@ -44,6 +44,8 @@ def draw(
     tolerance: float = 0.0,
 ) -> list[int]:
     """The token at `uniform`; with a tolerance, also those that begin or end within it."""
+    if temperature == 0:
+        top_k, temperature = 1, 1.0
     tokens = kept(values, temperature, top_k, top_p, min_p)
     total = math.fsum(weight for _, weight in tokens)
     found, before = [], 0.0

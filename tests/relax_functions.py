@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tvm
 from emberd.compile.kernels import (
+    block_maxima,
     embedding,
     gated_activation,
     gated_sum,
@@ -130,6 +131,7 @@ def _projections(tensors: Sequence[Array], scalars: Sequence[Any]) -> tuple[Arra
 
 
 _REFERENCES: dict[str, Callable[[Sequence[Array], Sequence[Any]], Any]] = {
+    "block_maxima": lambda t, s: block_maxima.reference(*t, s[0]),
     "embedding": lambda t, s: embedding.reference(t[0], _weight(t[1], s)),
     "gated_activation": lambda t, s: gated_activation.reference(*t, kind=s[0]),
     "gated_sum": lambda t, s: gated_sum.reference(*t),

@@ -108,6 +108,7 @@ def tiny_program() -> Program:
             "state": 64 + ROW,
             "kv_per_token": 2 * ROW,
             "logits": most * VOCABULARY * 4,
+            "bounds": 0,
             "tokens": most * 4,
             "positions": most * 4,
         },

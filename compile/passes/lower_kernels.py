@@ -9,6 +9,7 @@ from typing import Any
 
 import tvm
 from emberd.compile.isa.isa import Isa
+from emberd.compile.kernels.block_maxima import block_maxima
 from emberd.compile.kernels.cached_attention import cached_attention, cached_attention_scratch
 from emberd.compile.kernels.causal_convolution import causal_convolution
 from emberd.compile.kernels.dimensions import Scratch, dimension, token_suffix
@@ -276,6 +277,12 @@ def _lower_embedding(parsed: OperatorCall) -> _Kernel:
     return _Kernel(_once(embedding, **static, tokens=tokens))
 
 
+def _lower_block_maxima(parsed: OperatorCall) -> _Kernel:
+    _rows, tokens = _tokens(parsed)
+    columns = static_shape(parsed.tensors[0])[1]
+    return _Kernel(_once(block_maxima, columns=columns, block=parsed.scalars[0], tokens=tokens))
+
+
 def _lower_router(parsed: OperatorCall) -> _Kernel:
     rows, tokens = _tokens(parsed)
     experts, hidden = static_shape(parsed.tensors[1])
@@ -416,6 +423,7 @@ _LOWERINGS: dict[str, Callable[[OperatorCall], _Kernel]] = {
     "linear": _lower_linear,
     "projections": _lower_projections,
     "embedding": _lower_embedding,
+    "block_maxima": _lower_block_maxima,
     "router": _lower_router,
     "moe": _lower_moe,
     "expert_outputs": _lower_expert_outputs,

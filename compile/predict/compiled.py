@@ -162,6 +162,7 @@ class _Layout:
                 "state": self._state_bytes,
                 "kv_per_token": 0,
                 "logits": AHEAD * vocabulary * 4,
+                "bounds": 0,
                 "tokens": rows * 4,
                 "positions": rows * 4,
             },

@@ -24,8 +24,7 @@ typedef struct {
 } entry;
 
 typedef struct {
-    const float *row;
-    int64_t n;
+    ember_row row;
     float best;
     double temperature;
     int64_t classes; /* that are told apart */
@@ -67,10 +66,10 @@ static void classify(ranking *r)
 {
     float scale = (float)(1 / r->temperature);
     r->classes = CLASSES - 1;
-    for (int64_t start = 0; start < r->n; start += EMBER_BLOCK) {
-        int64_t size = r->n - start < EMBER_BLOCK ? r->n - start : EMBER_BLOCK;
-        const float *row = r->row + start;
-        if (class_of((r->best - ember_max(row, size)) * scale) >= r->classes)
+    for (int64_t start = 0; start < r->row.n; start += EMBER_BLOCK) {
+        int64_t size = r->row.n - start < EMBER_BLOCK ? r->row.n - start : EMBER_BLOCK;
+        const float *row = r->row.logits + start;
+        if (class_of((r->best - ember_block_bound(r->row, start)) * scale) >= r->classes)
             continue;
         float weights[EMBER_BLOCK];
         int32_t classes[EMBER_BLOCK];
@@ -90,7 +89,7 @@ static bool take_first(ranking *r, int64_t k)
 {
     int32_t ids[FEW];
     float values[FEW];
-    r->counts[0] = ember_top_k(r->row, r->n, k, ids, values);
+    r->counts[0] = ember_top_k(r->row, k, ids, values);
     r->classes = 1;
     r->sorted = malloc((size_t)k * sizeof *r->sorted);
     if (!r->sorted)
@@ -116,14 +115,14 @@ static bool sort(ranking *r, int64_t class)
     r->sorted_class = class;
     float scale = (float)(1 / r->temperature);
     int64_t found = 0;
-    for (int64_t start = 0; start < r->n && found < r->counts[class]; start += EMBER_BLOCK) {
-        int64_t end = r->n - start < EMBER_BLOCK ? r->n : start + EMBER_BLOCK;
-        float highest = ember_max(r->row + start, end - start);
-        if (class_of((r->best - highest) * scale) > class)
+    const float *row = r->row.logits;
+    for (int64_t start = 0; start < r->row.n && found < r->counts[class]; start += EMBER_BLOCK) {
+        int64_t end = r->row.n - start < EMBER_BLOCK ? r->row.n : start + EMBER_BLOCK;
+        if (class_of((r->best - ember_block_bound(r->row, start)) * scale) > class)
             continue;
         for (int64_t i = start; i < end; i++)
-            if (class_of((r->best - r->row[i]) * scale) == class)
-                entries[found++] = (entry){r->row[i], (int32_t)i};
+            if (class_of((r->best - row[i]) * scale) == class)
+                entries[found++] = (entry){row[i], (int32_t)i};
     }
     qsort(entries, (size_t)found, sizeof *entries, by_rank);
     return true;
@@ -170,8 +169,12 @@ static bool by_weight(ranking *r, double least, prefix *result)
 {
     double lowest = r->best + r->temperature * log(least);
     int64_t count = 0;
-    for (int64_t i = 0; i < r->n; i++)
-        count += r->row[i] >= lowest;
+    for (int64_t start = 0; start < r->row.n; start += EMBER_BLOCK) {
+        if (!(ember_block_bound(r->row, start) >= lowest))
+            continue;
+        for (int64_t i = start; i < start + EMBER_BLOCK && i < r->row.n; i++)
+            count += r->row.logits[i] >= lowest;
+    }
     return by_count(r, count, result);
 }
 
@@ -185,7 +188,7 @@ static prefix shorter(prefix a, prefix b)
 static bool keep(ranking *r, const ember_sampling *sampling, prefix *kept)
 {
     prefix limit;
-    if (!by_count(r, sampling->top_k > 0 ? sampling->top_k : r->n, kept))
+    if (!by_count(r, sampling->top_k > 0 ? sampling->top_k : r->row.n, kept))
         return false;
     if (sampling->top_p < 1) {
         if (!by_mass(r, sampling->top_p * kept->mass, &limit))
@@ -227,15 +230,11 @@ static bool find(ranking *r, double mass, prefix within, int32_t *token)
     return true;
 }
 
-ember_status ember_draw(const float *row, int64_t n, const ember_sampling *sampling,
-                        int32_t *token)
+static ember_status draw(ember_row row, float best, const ember_sampling *sampling, int32_t *token)
 {
-    ranking r = {.row = row, .n = n, .sorted_class = -1};
+    ranking r = {.row = row, .best = best, .sorted_class = -1};
     prefix kept;
     r.temperature = fmax(sampling->temperature, LOWEST_TEMPERATURE);
-    r.best = ember_max(row, n);
-    if (!isfinite(r.best))
-        return EMBER_REFUSED;
     bool few = sampling->top_k > 0 && sampling->top_k <= FEW;
     bool ok = true;
     if (few)
@@ -245,4 +244,12 @@ ember_status ember_draw(const float *row, int64_t n, const ember_sampling *sampl
     ok = ok && keep(&r, sampling, &kept) && find(&r, sampling->uniform * kept.mass, kept, token);
     free(r.sorted);
     return ok ? EMBER_OK : EMBER_FAILED;
+}
+
+ember_status ember_draw(ember_row row, const ember_sampling *sampling, int32_t *token)
+{
+    float best;
+    if (ember_top_k(row, 1, token, &best) == 0 || !isfinite(best))
+        return EMBER_REFUSED;
+    return sampling->temperature == 0 ? EMBER_OK : draw(row, best, sampling, token);
 }

@@ -37,7 +37,8 @@ typedef struct {
     int64_t words;
 } ember_sequence;
 
-/* A model to open. Everything is copied except `logits`, which must outlive the model. */
+/* A model to open. Everything is copied except `logits` and `bounds`, which must outlive the
+ * model. */
 typedef struct {
     const void *kernels; /* the bytes of the kernel library */
     int64_t kernels_bytes;
@@ -57,7 +58,9 @@ typedef struct {
     int64_t tokens_bytes;
     int64_t positions_bytes;
     int64_t logits_bytes;
+    int64_t bounds_bytes; /* 0: the program writes none */
     float *logits;
+    float *bounds;
     int64_t vocab_size;
     int64_t weights_bytes;
     int64_t experts_bytes;
@@ -180,28 +183,43 @@ EMBER_API ember_status ember_model_step(ember_model *model, ember_session *const
                                         const int32_t *tokens, const int64_t *positions,
                                         int32_t count, char *error, size_t size);
 
-/* The k greatest of row[0..n), in descending order, equal values by ascending id; NaN counts as
- * -infinity. Returns how many were written: min(k, n). */
-EMBER_API int64_t ember_top_k(const float *row, int64_t n, int64_t k, int32_t *ids, float *values);
+#define EMBER_BLOCK 64 /* logits that share a bound */
 
-/* log(sum(exp(row[0..n)))), NaN counting as -infinity; -infinity for an empty sum. */
-EMBER_API double ember_log_sum_exp(const float *row, int64_t n);
+/* The logits of a position, NaN counting as -infinity. With bounds, most blocks need not be read;
+ * results are the same. */
+typedef struct {
+    float *logits;
+    float *bounds; /* what no logit of a block exceeds, for each block; or NULL */
+    int64_t n;
+} ember_row;
+
+/* Adds biases[i] to the logit of tokens[i]. Refused, with nothing done, for a token outside. */
+EMBER_API ember_status ember_bias(ember_row row, const int32_t *tokens, const double *biases,
+                                  int64_t count);
+
+/* Makes -infinity the logit of every token whose bit (of word token / 64, the lowest first) is 0. */
+EMBER_API void ember_mask(ember_row row, const uint64_t *allowed);
+
+/* The k greatest, in descending order, equal values by ascending id. Returns how many were written:
+ * min(k, n). */
+EMBER_API int64_t ember_top_k(ember_row row, int64_t k, int32_t *ids, float *values);
+
+/* log(sum(exp(logits))); -infinity for an empty sum. */
+EMBER_API double ember_log_sum_exp(ember_row row);
 
 /* Of what a token is drawn: the first top_k tokens (0: all), of these the fewest that have a share
  * of top_p of their mass, and of these the ones that are at least min_p times as likely as the
  * greatest. */
 typedef struct {
-    double temperature; /* above 0 */
+    double temperature; /* 0: the greatest, whatever else is asked for */
     int64_t top_k;
     double top_p;
     double min_p;
     double uniform; /* in [0, 1): which token it becomes, in descending order of probability */
 } ember_sampling;
 
-/* Draws a token from row[0..n), NaN counting as -infinity. EMBER_REFUSED when the greatest is not
- * finite, EMBER_FAILED without memory. */
-EMBER_API ember_status ember_draw(const float *row, int64_t n, const ember_sampling *sampling,
-                                  int32_t *token);
+/* Draws a token. EMBER_REFUSED when the greatest is not finite, EMBER_FAILED without memory. */
+EMBER_API ember_status ember_draw(ember_row row, const ember_sampling *sampling, int32_t *token);
 
 /* A merge of byte-pair encoding, of a left token that is known where it is found. */
 typedef struct {

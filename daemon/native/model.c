@@ -24,6 +24,8 @@ static bool map_sections(ember_model *model, const ember_model_config *config, e
         memcpy(sections[EMBER_TABLES].base, config->tables, (size_t)config->tables_bytes);
     sections[EMBER_LOGITS] = (ember_mapping){.base = (char *)config->logits,
                                              .bytes = (size_t)config->logits_bytes};
+    sections[EMBER_BOUNDS] = (ember_mapping){.base = (char *)config->bounds,
+                                             .bytes = (size_t)config->bounds_bytes};
     return true;
 }
 
@@ -84,7 +86,8 @@ void ember_model_close(ember_model *model)
     ember_residency_close(&model->residency);
     ember_program_free(&model->program);
     ember_library_close(&model->library);
-    model->sections[EMBER_LOGITS] = (ember_mapping){0}; /* the caller's */
+    model->sections[EMBER_LOGITS] = (ember_mapping){0}; /* the caller's, */
+    model->sections[EMBER_BOUNDS] = (ember_mapping){0}; /* and so are these */
     for (int i = 0; i < EMBER_SECTION_COUNT; i++)
         ember_unmap(&model->sections[i]);
     free(model);

@@ -60,6 +60,8 @@ static int64_t section_size(const ember_model_config *config, int64_t section)
         return config->logits_bytes;
     case EMBER_TABLES:
         return config->tables_bytes;
+    case EMBER_BOUNDS:
+        return config->bounds_bytes;
     default:
         return -1;
     }
@@ -81,7 +83,7 @@ static int64_t buffer_bytes(const int64_t *fields, const int64_t *shape)
 static bool has_token_rows(int64_t section)
 {
     return section == EMBER_SCRATCH || section == EMBER_TOKENS || section == EMBER_POSITIONS ||
-           section == EMBER_LOGITS;
+           section == EMBER_LOGITS || section == EMBER_BOUNDS;
 }
 
 static bool check_buffer(const ember_model_config *config, int64_t index, ember_error error)
@@ -345,6 +347,11 @@ static bool check_sequence(const ember_model_config *config, const ember_sequenc
         return ember_fail(error, "program: the logits section has %lld bytes, too small for %lld "
                                  "rows of %lld", (long long)config->logits_bytes, (long long)rows,
                           (long long)config->vocab_size);
+    int64_t blocks = (config->vocab_size + EMBER_BLOCK - 1) / EMBER_BLOCK;
+    if (config->bounds_bytes > 0 && rows * blocks * (int64_t)sizeof(float) > config->bounds_bytes)
+        return ember_fail(error, "program: the section of bounds has %lld bytes, too small for "
+                                 "%lld rows of %lld", (long long)config->bounds_bytes,
+                          (long long)rows, (long long)blocks);
     return true;
 }
 

@@ -7,7 +7,9 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { EMBER_BLOCK = 64, EMBER_LANES = 16 };
+#include "ember.h"
+
+enum { EMBER_LANES = 16 };
 
 /* The greatest of n values, NaN counting as -infinity. */
 static inline float ember_max(const float *row, int64_t n)
@@ -24,6 +26,14 @@ static inline float ember_max(const float *row, int64_t n)
     for (int j = 0; j < EMBER_LANES; j++)
         max = lanes[j] > max ? lanes[j] : max;
     return max;
+}
+
+/* What no value of the block that starts at `start` exceeds. */
+static inline float ember_block_bound(ember_row row, int64_t start)
+{
+    int64_t left = row.n - start;
+    return row.bounds ? row.bounds[start / EMBER_BLOCK]
+                      : ember_max(row.logits + start, left < EMBER_BLOCK ? left : EMBER_BLOCK);
 }
 
 static inline float ember_sum(const float block[EMBER_BLOCK])

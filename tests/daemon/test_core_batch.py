@@ -59,7 +59,7 @@ def test_a_row_is_a_view_of_its_own(model: Model) -> None:
     logits = model.step_batch(sessions, [1, 2, 3])
     second = logits.row(1)
     before = [logits.get(5, row) for row in range(3)]
-    second.add(5, 100.0)
+    second.bias({5: 100.0})
     assert [logits.get(5, row) for row in range(3)] == [before[0], before[1] + 100, before[2]]
     assert second.top(1)[0] == [5]
     assert logits.row(-1).get(5) == before[2]

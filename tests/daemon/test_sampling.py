@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ class Logits:
         self.values = list(values)
         self.rows, self.vocab_size = 1, len(values)
 
-    def add(self, token: int, bias: float, row: int = -1) -> None:
-        self.values[token] += bias
+    def bias(self, biases: Mapping[int, float], row: int = -1) -> None:
+        for token, bias in biases.items():
+            self.values[token] += bias
 
     def get(self, token: int, row: int = -1) -> float:
         return self.values[token]

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,8 +85,9 @@ class FakeLogits:
     def row(self, index: int) -> FakeLogits:
         return FakeLogits([self._values[index]])
 
-    def add(self, token: int, bias: float, row: int = -1) -> None:
-        self._values[row][token] += bias
+    def bias(self, biases: Mapping[int, float], row: int = -1) -> None:
+        for token, bias in biases.items():
+            self._values[row][token] += bias
 
     def get(self, token: int, row: int = -1) -> float:
         return self._values[row][token]
