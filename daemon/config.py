@@ -36,7 +36,7 @@ class Config:
     context: int = 0
     threads: int = 0
     expert_budget: int = -1
-    reader_threads: int = 2
+    reader_threads: int = 4
     max_queue: int = 32
     max_body_bytes: int = 8 << 20
     keep_alive: float = -1.0

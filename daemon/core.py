@@ -81,7 +81,7 @@ class Model:
         artifact: Artifact,
         threads: int | None = None,
         expert_budget: int | None = None,
-        reader_threads: int = 2,
+        reader_threads: int = 4,
     ) -> None:
         self._handle: int | None = None
         self._lock = threading.RLock()

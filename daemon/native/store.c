@@ -164,11 +164,10 @@ static int32_t next_warm(ember_store *store)
     return -1;
 }
 
-/* While a program runs, a thread is left for what it will need. */
+/* While a program runs, one read at most is in the way of those that it will need. */
 static bool may_go_ahead(const ember_store *store)
 {
-    int32_t threads = store->config.threads;
-    int32_t most = store->running && threads > 1 ? threads - 1 : threads;
+    int32_t most = store->running ? 1 : store->config.threads;
     return store->under_way[EMBER_READ_WARM] + store->under_way[EMBER_READ_PAGES] < most;
 }
 

@@ -13,7 +13,7 @@ from emberd.daemon.trace import RoutingTrace
 
 from bench.tokens import Tokens
 
-READERS = 2  # threads, as the daemon has by default
+READERS = 4  # threads, as the daemon has by default
 
 
 class EmberdSide:
