@@ -79,6 +79,7 @@ def _serve(options: argparse.Namespace) -> None:
 
     settings = read()
     metrics = Metrics()
+    metrics.reached("configured")
     loader = ThreadPoolExecutor(1, "loader")
     with _without_openssl(), _without_garbage_collection():
         loading = loader.submit(_load, options.artifact, settings, metrics)

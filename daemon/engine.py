@@ -134,6 +134,7 @@ class Engine:
 
         For a request from its first byte on: the model wakes while the request is read.
         """
+        self.metrics.reached("request_taken")
         with self._changed:
             self._holders += 1
             self._wanted = True
@@ -162,6 +163,7 @@ class Engine:
         Raises ContextLengthExceeded, QueueFull or EngineClosed.
         """
         self.check(request)
+        self.metrics.reached("prompt_tokenised")
         stream = Stream(request, self.cancel)
         with self._changed:
             if self._closing:

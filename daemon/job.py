@@ -146,6 +146,7 @@ class Job:
         metrics, usage = self._metrics, self.stream.usage
         if usage.completion_tokens == 0:
             metrics.time_to_first_token.observe(now - self.stream.submitted)
+            metrics.reached("first_token")
         if self._last_token:
             metrics.time_per_token.observe(now - self._last_token)
         self._last_token = now

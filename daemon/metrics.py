@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,6 +57,7 @@ class Metrics:
         responses: by HTTP status.
         requests: by outcome: completed, cancelled (the client left), failed (the model did) or
             refused (no room in the context or the queue).
+        milestones: of the start, in seconds after the process was started; see `reached`.
     """
 
     def __init__(self) -> None:
@@ -68,8 +70,14 @@ class Metrics:
         self.decode_seconds = 0.0
         self.wakes = 0
         self.wake_seconds = 0.0
+        self.milestones: dict[str, float] = {}
         self.time_to_first_token = Histogram()
         self.time_per_token = Histogram()
+
+    def reached(self, milestone: str) -> None:
+        """Notes when this was first done."""
+        if milestone not in self.milestones:
+            self.milestones[milestone] = process_age()
 
     def text(
         self,
@@ -102,6 +110,11 @@ class Metrics:
             lines += _header(f"emberd_{name}_seconds", text, "histogram")
             lines += histogram.lines(f"emberd_{name}_seconds")
         lines += _expert_lines(experts)
+        lines += _header("emberd_start_seconds", "When, after its start, it first did.", "gauge")
+        lines += [
+            f'emberd_start_seconds{{milestone="{name}"}} {seconds:.4f}'
+            for name, seconds in list(self.milestones.items())
+        ]
         for name, (text, number) in gauges.items():
             lines += [*_header(name, text, "gauge"), f"{name} {number}"]
         return "\n".join(lines) + "\n"
@@ -135,6 +148,13 @@ def _expert_lines(layers: Sequence[ExpertCounts]) -> list[str]:
 
 def _header(name: str, text: str, kind: str) -> list[str]:
     return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+
+
+def process_age() -> float:
+    """Seconds since this process was started, which the kernel notes to a tick (10 ms)."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc_pid_stat(5)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 def resident_bytes() -> int:

@@ -39,6 +39,7 @@ async def serve(
     configuration again, by ``reload``, and changes what can be changed while serving. Raises
     EmberdError where that fails, or where nobody can listen.
     """
+    metrics.reached("imported")
     # It would log a traceback for every malformed request; what our handlers raise, we log.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     app = make_app(Serving(config, metrics, asyncio.wrap_future(loading)))
@@ -52,10 +53,13 @@ async def serve(
     await runner.setup()
     try:
         site = await _listen(runner, config)
+        metrics.reached("listening")
         service = await app[SERVING].loading
     except EmberdError:
         await runner.cleanup()
         raise
+    metrics.reached("ready")
+    gc.freeze()  # what was imported stays: the first request need not wait until it is looked at
     gc.enable()
     stop = asyncio.Event()
 

@@ -47,10 +47,15 @@ class Service:
 
 def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> Service:
     """Load an artifact and open its model. Raises EmberdError."""
+    metrics = metrics or Metrics()
+    metrics.reached("loading")
     artifact = Artifact.open(path)
+    metrics.reached("artifact_checked")
     generation = read_json(artifact, "generation_config.json")
     tokenizer = load_tokenizer(artifact)
+    metrics.reached("tokenizer_read")
     template = load_template(artifact)
+    metrics.reached("template_compiled")
     activation_map = ActivationMap.of(artifact)
     residency = Residency(expert_budget(config), config.reader_threads, activation_map)
     engine = Engine(
@@ -63,6 +68,7 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
         metrics=metrics,
         prompt_read=residency.prompt_read,
     )
+    metrics.reached("model_opened")
     return Service(
         name=artifact.model.name,
         engine=engine,

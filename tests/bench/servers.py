@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -121,6 +122,13 @@ class EmberdServer(Server):
 
     def is_loaded(self) -> bool:
         return bool(self._call("GET", "/health")[1]["model_loaded"])
+
+    def milestones(self) -> dict[str, float]:
+        """Seconds from the start until the daemon first did what it names, as it says."""
+        self._http.request("GET", "/metrics")
+        text = self._http.getresponse().read().decode()
+        found = re.findall(r'^emberd_start_seconds{milestone="(\w+)"} (\S+)$', text, re.MULTILINE)
+        return {name: float(seconds) for name, seconds in found}
 
     def close(self) -> None:
         super().close()

@@ -6,6 +6,8 @@ is found: run it twice for warm figures.
 
 exec       from starting the process to the first token of a request that is sent at once
 listening  from starting the process to the first connection that is taken
+phases     of the start: when the daemon first did something, in seconds from its start; those
+           of loading are a thread's beside the imports of the server
 wake       from request to first token of an unloaded model, minus the same of a loaded one
 idle       resident memory of the process while its model is unloaded
 """
@@ -54,6 +56,20 @@ class Starts:
             "tokens of the prompt": str(self.prompt),
             "resident while unloaded, MB": str(self.idle),
         }
+
+
+def phases(artifact: Path, samples: int) -> dict[str, str]:
+    """When a starting daemon did what, in the order of time: figures as in Starts.rows."""
+    fresh = _texts(serve_emberd(artifact))
+    found: dict[str, list[float]] = {}
+    for _ in range(samples):
+        with EmberdServer(artifact) as server:
+            server.connect()
+            server.ask(fresh())
+            for name, seconds in server.milestones().items():
+                found.setdefault(name, []).append(seconds)
+    in_time = sorted(found, key=lambda name: statistics.median(found[name]))
+    return {f"exec -> {name.replace('_', ' ')}, ms": _shown(found[name]) for name in in_time}
 
 
 def measure(sides: dict[str, Serve], samples: int) -> dict[str, Starts]:
@@ -108,11 +124,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.starts", description=__doc__.splitlines()[0])
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument("--phases", action="store_true", help="only tell what a start consists of")
     parser.add_argument(
         "--peer", type=Path, nargs=2, metavar=("LLAMA_SERVER", "GGUF"), help="the other program"
     )
     arguments = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed emberd has its bytecode
+    if arguments.phases:
+        for name, figure in phases(arguments.artifact, arguments.samples).items():
+            print(f"| {name} | {figure} |")
+        return
     sides = {"emberd": serve_emberd(arguments.artifact)}
     if arguments.peer:
         sides["llama-server"] = lambda unloads: LlamaServer(*arguments.peer, unloads)

@@ -19,6 +19,17 @@ def test_starts_are_measured_in_turns(demo_artifact: Path) -> None:
         assert len(found.rows()) == 7
 
 
+def test_the_phases_of_a_start(demo_artifact: Path) -> None:
+    names = list(starts.phases(demo_artifact, samples=1))
+    assert names[0] == "exec -> configured, ms" and names[-1] == "exec -> first token, ms"
+    for thread in (
+        ["loading", "artifact checked", "tokenizer read", "template compiled", "model opened"],
+        ["imported", "listening", "ready", "request taken", "prompt tokenised"],
+    ):
+        shown = [f"exec -> {name}, ms" for name in thread]
+        assert [name for name in names if name in shown] == shown
+
+
 def test_an_idle_daemon_is_light(demo_artifact: Path) -> None:
     found = starts.measure({"emberd": starts.serve_emberd(demo_artifact)}, samples=1)["emberd"]
     idle = found.idle
