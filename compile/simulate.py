@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,6 +25,8 @@ Commands = Sequence[tuple[str, Sequence[Step]]]
 _BUDGETS = ("12.5%", "25%", "50%")
 _PLOTTED = (5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100)  # per cent of the bank
 _CHUNK = 512
+_KINDS = {"tokens": "tokens that come", "next layer": "a token's next layer"}
+_BEST = (("lstm", "token-transitions"), ("next-router", "layer-transitions"))
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,18 @@ def simulate(
     budgets: Iterable[str],
     activation_map: ActivationMap | None,
     cold: bool,
-    predicted: Mapping[str, Commands],
+    predicted: Mapping[str, Mapping[str, Commands]],
 ) -> list[Row]:
-    """Every policy with every budget, those that need a predictor with each of `predicted`: the
-    commands with its expectations, by its name. Raises EmberdError for a budget that is none."""
+    """Every policy with every budget, those that need a predictor with each of its kind: the
+    commands with its expectations, by kind (as in Policy.needs_predictor) and name. Raises
+    EmberdError for a budget that is none."""
     rows = []
     slots = {budget: read_budget(budget, header) for budget in budgets}
     for policy in policies:
         runs = {policy.name: commands}
         if policy.needs_predictor:
-            runs = {f"{policy.name} ({name})": found for name, found in predicted.items()}
+            of_kind = predicted.get(policy.needs_predictor, {})
+            runs = {f"{policy.name} ({name})": found for name, found in of_kind.items()}
         for name, run in runs.items():
             for budget, count in slots.items():
                 outcome = replay(run, policy, count, activation_map, cold)
@@ -136,7 +140,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         help="for the policies that need one; may be repeated (default: lstm with --lstm, else "
-        "token-transitions with --map; emberc predict compares them)",
+        "token-transitions with --map; of next layers next-router if the trace has it, else "
+        "layer-transitions; emberc predict compares them)",
     )
     parser.add_argument(
         "--lstm", type=Path, metavar="FILE.onnx", help="network that emberc profile --train wrote"
@@ -165,10 +170,8 @@ def run(arguments: argparse.Namespace) -> None:
     found = None if arguments.map is None else ActivationMap.read(arguments.map)
     if found is not None:
         found.check_model(trace.header.model)
-    predictors = _predictors(
-        arguments.predictor, available(trace.header, found, arguments.lstm), arguments.lstm
-    )
-    policies = _policies(arguments.policy, found, bool(predictors))
+    predictors = _predictors(arguments.predictor, available(trace.header, found, arguments.lstm))
+    policies = _policies(arguments.policy, found, {kind for kind, of in predictors.items() if of})
 
     def cut(predictor: Predictor | None = None) -> Commands:
         return [
@@ -183,7 +186,10 @@ def run(arguments: argparse.Namespace) -> None:
     if not commands:
         raise EmberdError(f"{arguments.trace}: no commands")
     given = arguments.budget or _BUDGETS
-    predicted = {predictor.name: cut(predictor) for predictor in predictors}
+    predicted = {
+        kind: {predictor.name: cut(predictor) for predictor in of_kind}
+        for kind, of_kind in predictors.items()
+    }
     rows = simulate(trace.header, commands, policies, given, found, arguments.cold, predicted)
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
@@ -203,12 +209,17 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _policies(
-    names: Sequence[str] | None, found: ActivationMap | None, predicted: bool
+    names: Sequence[str] | None, found: ActivationMap | None, kinds: Collection[str]
 ) -> list[Policy]:
+    """Those asked for, or all that can be: `kinds` of predictors are there."""
+
     def missing(policy: Policy) -> str:
         if policy.needs_map and found is None:
             return "an activation map, give --map"
-        return "" if predicted or not policy.needs_predictor else "a predictor, give --predictor"
+        kind = policy.needs_predictor
+        return (
+            f"a predictor of {_KINDS[kind]}, give --predictor" if kind and kind not in kinds else ""
+        )
 
     if names is None:
         return [policy for policy in POLICIES.values() if not missing(policy)]
@@ -220,20 +231,23 @@ def _policies(
 
 
 def _predictors(
-    names: Sequence[str] | None, there: Mapping[str, Predictor], lstm: Path | None
-) -> list[Predictor]:
-    """Those chosen of the ones that predict tokens, rather than a token's next layer."""
-    usable = {name: predictor for name, predictor in there.items() if 0 not in predictor.horizons}
+    names: Sequence[str] | None, there: Mapping[str, Predictor]
+) -> dict[str, list[Predictor]]:
+    """Those chosen, by kind: by default the best of each kind that is there."""
     if names is None:
-        default = "token-transitions" if lstm is None else "lstm"
-        names = [default] if default in there else []
+        best = (next((name for name in order if name in there), None) for order in _BEST)
+        names = [name for name in best if name is not None]
     for name in names:
-        if name not in usable:
+        if name not in there:
             raise EmberdError(
-                f"--predictor {name}: expected one of {', '.join(usable)}; others need --map or "
-                "--lstm"
+                f"--predictor {name}: expected one of {', '.join(there)}; others need --map, "
+                "--lstm or what routers expected in the trace"
             )
-    return [usable[name] for name in dict.fromkeys(names)]
+    found: dict[str, list[Predictor]] = {kind: [] for kind in _KINDS}
+    for name in dict.fromkeys(names):
+        kind = "next layer" if 0 in there[name].horizons else "tokens"
+        found[kind].append(there[name])
+    return found
 
 
 def _plot(rows: Sequence[Row], name: str) -> str:

@@ -18,6 +18,8 @@ class Policy:
         priors.
     retained: what a predictor expects least of the next tokens is evicted first.
     read_ahead: what it expects most of the next token is read before it is asked for.
+    layer_ahead: what a predictor of a token's next layer expects most is read while the token is at
+        the present one.
     offline: knows the future (Belady 1966): no policy that reads on demand can have more hits.
     """
 
@@ -27,6 +29,7 @@ class Policy:
     by_class: bool = False
     retained: bool = False
     read_ahead: bool = False
+    layer_ahead: bool = False
     offline: bool = False
 
     @property
@@ -34,8 +37,11 @@ class Policy:
         return bool(self.pinned or self.warmed)
 
     @property
-    def needs_predictor(self) -> bool:
-        return self.retained or self.read_ahead
+    def needs_predictor(self) -> str:
+        """Of what: "tokens" that come, a token's "next layer", or nothing."""
+        if self.layer_ahead:
+            return "next layer"
+        return "tokens" if self.retained or self.read_ahead else ""
 
 
 POLICIES: dict[str, Policy] = {
@@ -49,6 +55,7 @@ POLICIES: dict[str, Policy] = {
         Policy("predictor-retained", retained=True),
         Policy("pinned-retained", pinned=0.5, by_class=True, retained=True),
         Policy("read-ahead", retained=True, read_ahead=True),
+        Policy("layer-ahead", layer_ahead=True),
         Policy("belady", offline=True),
     )
 }

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Protocol
 
 from emberd.compile.predict.predictor import Experts, Predictor, Scores, best
@@ -53,18 +53,20 @@ class Expectation:
 @dataclass(frozen=True)
 class Step:
     """Tokens that are run together: the experts that they need, layer by layer, and what is
-    expected after the last of them."""
+    expected after the last of them; or, at each layer, of the next one."""
 
     tokens: int
     layers: Sequence[Sequence[Expert]]
     expectation: Expectation | None = None
+    next_layer: Sequence[Sequence[Expert]] = ()
 
 
 def steps(
     command: CommandTrace, chunk: int, first: int | None = None, predictor: Predictor | None = None
 ) -> Iterator[Step]:
     """The steps of a command: its prompt in chunks of at most `chunk` tokens, then its answer one
-    by one; `first`: of only so many tokens. `predictor`: one of the next tokens."""
+    by one; `first`: of only so many tokens. What the `predictor` of next layers says of prompts is
+    left out."""
     scores = None if predictor is None else predictor.scores(command)
     ids = command.ids[:first]
     prompt = min(command.prompt, len(ids))
@@ -75,8 +77,20 @@ def steps(
             [(layer, expert) for expert in sorted(set(together[:, layer].ravel().tolist()))]
             for layer in range(ids.shape[1])
         ]
-        expectation = None if scores is None else Expectation.of(scores[end - 1], ids.shape[2])
-        yield Step(end - start, layers, expectation)
+        if predictor is None or scores is None:
+            yield Step(end - start, layers)
+        elif 0 not in predictor.horizons:
+            expectation = Expectation.of(scores[end - 1], ids.shape[2])
+            yield Step(end - start, layers, expectation)
+        else:
+            likeliest = best(scores[end - 1, 0], ids.shape[2])[
+                1 if start >= prompt else len(layers) :
+            ]
+            expected = [
+                [(layer, expert) for expert in row]
+                for layer, row in enumerate(likeliest.tolist(), start=1)
+            ]
+            yield Step(end - start, layers, next_layer=expected)
 
 
 def replay(
@@ -113,12 +127,16 @@ class _Cache(Protocol):
     def expect(self, step: Step) -> None:
         """Prepares for what is expected after a step that was taken."""
 
+    def expect_layer(self, likeliest: Sequence[Expert]) -> None:
+        """Prepares for what is expected of the next layer, the likeliest first."""
+
 
 def _run(cache: _Cache, taken: Sequence[Step], outcome: Outcome) -> None:
     for step in taken:
         outcome.tokens += step.tokens
-        for needed in step.layers:
+        for needed, likeliest in zip_longest(step.layers, step.next_layer, fillvalue=()):
             cache.acquire(needed)
+            cache.expect_layer(likeliest)
         cache.expect(step)
 
 
@@ -163,7 +181,7 @@ class _Online:
             self._load(expert)
 
     def expect(self, step: Step) -> None:
-        if step.expectation is None or not self._policy.needs_predictor:
+        if step.expectation is None:
             return
         if self._policy.retained:
             value = step.expectation.scores.tolist()
@@ -171,9 +189,16 @@ class _Online:
             self._others = OrderedDict.fromkeys(order)
         if self._policy.read_ahead:
             for layer, likeliest in enumerate(step.expectation.likeliest.tolist()):
-                for expert in ((layer, chosen) for chosen in likeliest):
-                    if expert not in self._others and expert not in self._pinned:
-                        self._load(expert)
+                self._read_ahead([(layer, expert) for expert in likeliest])
+
+    def expect_layer(self, likeliest: Sequence[Expert]) -> None:
+        if self._policy.layer_ahead:
+            self._read_ahead(likeliest)
+
+    def _read_ahead(self, experts: Sequence[Expert]) -> None:
+        for expert in experts:
+            if expert not in self._others and expert not in self._pinned:
+                self._load(expert)
 
     def _pin(self, experts: Sequence[Expert]) -> None:
         """Pins these and no others; what was pinned before is the first to be evicted."""
@@ -239,4 +264,7 @@ class _Offline:
                 del resident[expert]
 
     def expect(self, step: Step) -> None:
+        """It knows already."""
+
+    def expect_layer(self, likeliest: Sequence[Expert]) -> None:
         """It knows already."""

@@ -74,13 +74,16 @@ def test_predictors_are_compared(
     trace: Path, found: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ["window", "token-transitions"]
-    chosen = [argument for name in names for argument in ("--predictor", name)]
+    given = [*names, "layer-transitions"]
+    chosen = [argument for name in given for argument in ("--predictor", name)]
     policy = ["--policy", "predictor-retained", "--policy", "lru", "--budget", "8M"]
+    policy += ["--policy", "layer-ahead"]
     assert main(["simulate", str(trace), "--map", str(found), *policy, *chosen, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["policy"] for row in rows] == [
         *(f"predictor-retained ({name})" for name in names),
         "lru",
+        "layer-ahead (layer-transitions)",
     ]
 
 
@@ -105,7 +108,8 @@ def test_a_plot_is_written(trace: Path, tmp_path: Path) -> None:
         (["--budget", "inf%"], "not a share such as 25%"),
         (["--budget", "6X"], "is not a size"),
         (["--policy", "map-pinned"], "--policy map-pinned: needs an activation map"),
-        (["--policy", "read-ahead"], "--policy read-ahead: needs a predictor, give --predictor"),
+        (["--policy", "read-ahead"], "--policy read-ahead: needs a predictor of tokens that come"),
+        (["--policy", "layer-ahead"], "needs a predictor of a token's next layer"),
         (["--predictor", "lstm"], "--predictor lstm: expected one of previous-token, window;"),
         (["--chunk", "0"], "--chunk 0: expected 1 or more"),
         (["--map", "nowhere"], "nowhere: cannot be read"),

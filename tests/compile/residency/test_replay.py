@@ -201,6 +201,30 @@ def test_what_is_expected_most_is_read_ahead() -> None:
     assert replay([("a", taken)], POLICIES["read-ahead"], 3) == Outcome(3, 3, 1, 5)
 
 
+def test_what_is_expected_of_the_next_layer_is_read_at_the_present_one() -> None:
+    """Right at the first step, wrong at the second: two layers of one expert each."""
+    taken = [
+        Step(1, [[(0, 1)], [(1, 2)]], next_layer=[[(1, 2)]]),
+        Step(1, [[(0, 3)], [(1, 4)]], next_layer=[[(1, 5)]]),
+    ]
+    assert replay([("a", taken)], POLICIES["layer-ahead"], 6) == Outcome(2, 4, 1, 5)
+    assert replay([("a", taken)], LRU, 6) == Outcome(2, 4, 0, 4)
+
+
+def test_next_layers_are_expected_at_each_token_of_an_answer() -> None:
+    header = TraceHeader("ab" * 32, 3, 8, 2, 4096)
+    predictor = available(header, MAP, None)["layer-transitions"]
+    found = command(9, 6)
+    scores = predictor.scores(found)
+    taken = list(steps(found, 4, predictor=predictor))
+    assert [len(step.next_layer) for step in taken] == [0, 0, 2, 2, 2]
+    for step, token in zip(taken[2:], (6, 7, 8), strict=True):
+        assert step.expectation is None
+        for layer, expected in enumerate(step.next_layer, start=1):
+            assert len(expected) == 2
+            assert expected[0] == (layer, scores[token, 0, layer].argmax())
+
+
 def test_expectations_are_those_after_the_last_token_of_a_step() -> None:
     header = TraceHeader("ab" * 32, 3, 8, 2, 4096)
     predictor = available(header, MAP, None)["token-transitions"]
