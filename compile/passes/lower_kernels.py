@@ -33,6 +33,7 @@ from emberd.compile.kernels.projections import Projection, projections, projecti
 from emberd.compile.kernels.rms_norm import rms_norm
 from emberd.compile.kernels.rotary_embedding import rotary_embedding
 from emberd.compile.kernels.router import router, router_scratch
+from emberd.compile.kernels.split import split
 from emberd.compile.kernels.weighted_sum import weighted_sum
 from emberd.compile.passes import operators
 from emberd.compile.passes.operators import OperatorCall, static_shape
@@ -101,7 +102,7 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        parsed = operators.parse(call)
+        parsed = operators.parse(call) or _parse_split(call)
         if parsed is None:
             return call
         if parsed.name in _ROUTING:
@@ -143,6 +144,11 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         emitted = self.builder_.emit(lowered)
         picked = [relax.TupleGetItem(emitted, states + i) for i in range(len(own))]
         picked += [relax.TupleGetItem(emitted, i) for i in range(states)]
+        if parsed.name == "split":
+            picked = [
+                self.builder_.emit(relax.op.reshape(self.builder_.emit(part), whole.shape))
+                for part, whole in zip(picked, parsed.result.fields, strict=True)
+            ]
         return picked[0] if len(picked) == 1 else relax.Tuple(picked)
 
     def _acquire(self, parsed: OperatorCall) -> None:
@@ -215,10 +221,28 @@ def _tokens(parsed: OperatorCall) -> tuple[int, int | None]:
     return rows, 1 if rows == 1 else None
 
 
+def _parse_split(call: relax.Expr) -> OperatorCall | None:
+    """A standard split of the last dimension, which lowered as it stands would take as many tokens
+    as it was compiled for, however few there are."""
+    if not isinstance(call, relax.Call) or call.op != tvm.ir.Op.get("relax.split"):
+        return None
+    (x,) = call.args
+    last = len(x.ty.shape) - 1
+    if int(call.attrs.axis) % (last + 1) != last:
+        return None
+    return OperatorCall("split", [x], [], call.ty)
+
+
 def _flatten_rows(
     builder: relax.BlockBuilder, parsed: OperatorCall
 ) -> tuple[list[relax.Expr], relax.Type]:
-    """Norms and activations work on rows, whatever the dimensions before the last."""
+    """Norms, activations and splits work on rows, whatever the dimensions before the last."""
+    if parsed.name == "split":
+        *before, columns = static_shape(parsed.tensors[0])
+        rows = math.prod(before)
+        flat = builder.emit(relax.op.reshape(parsed.tensors[0], (rows, columns)))
+        widths = [int(part.shape[-1]) for part in parsed.result.fields]
+        return [flat], relax.TupleType([operators.tensor([rows, width]) for width in widths])
     if parsed.name not in ("rms_norm", "gated_activation") or len(parsed.result.shape) == 2:
         return parsed.tensors, parsed.result
     rows, columns = _rows(parsed)
@@ -351,6 +375,12 @@ def _lower_rms_norm(parsed: OperatorCall) -> _Kernel:
     return _Kernel(_once(rms_norm, **static, rows=1 if rows == 1 else None))
 
 
+def _lower_split(parsed: OperatorCall) -> _Kernel:
+    widths = tuple(int(part.shape[-1]) for part in parsed.result.fields)
+    rows = math.prod(static_shape(parsed.tensors[0])[:-1])
+    return _Kernel(_once(split, widths=widths, rows=1 if rows == 1 else None))
+
+
 def _lower_gated_activation(parsed: OperatorCall) -> _Kernel:
     rows, columns = _rows(parsed)
     static: dict[str, Any] = {"kind": parsed.scalars[0], "columns": columns}
@@ -431,6 +461,7 @@ _LOWERINGS: dict[str, Callable[[OperatorCall], _Kernel]] = {
     "gather_experts": _lower_gather_experts,
     "rms_norm": _lower_rms_norm,
     "gated_activation": _lower_gated_activation,
+    "split": _lower_split,
     "gated_sum": _lower_gated_sum,
     "causal_convolution": _lower_causal_convolution,
     "gated_delta_rule": _lower_gated_delta_rule,

@@ -165,3 +165,24 @@ def test_standard_operators_are_left_alone() -> None:
     after, library = _lowered(before)
     assert calls(after) == calls(before)
     assert library.builders == {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "symbol"),
+    [
+        ((TOKENS, 2, 24), -1, "split_n8_n16_tn"),
+        ((TOKENS, 24), 1, "split_n8_n16_tn"),
+        ((1, 24), -1, "split_n8_n16_t1"),
+        ((24, TOKENS), 0, None),
+    ],
+)
+def test_columns_are_split_of_as_many_rows_as_there_are(
+    shape: tuple[int, ...], axis: int, symbol: str | None
+) -> None:
+    """Left to Relax, a prompt of a few tokens was split as one of the largest chunk."""
+    x = random(*shape)
+    before = function({"x": shape}, lambda emit, x: op.split(x, [8], axis=axis))
+    after, library = _lowered(before)
+    assert set(library.builders) == ({symbol} if symbol else set())
+    for got, expected in zip(run(after, x, target=ISA.target), run(before, x), strict=True):
+        np.testing.assert_array_equal(got, expected)
