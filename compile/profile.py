@@ -122,6 +122,7 @@ def profile(
             stack.callback(writer.close)
         recorder = Recorder(model, artifact.model.stop_tokens, max_tokens, next_layer)
         done, tokens, start = state.done, 0, time.monotonic()
+        traced = 0  # bytes of commands in the trace
         with tqdm(
             total=len(todo), initial=done, unit=" commands", disable=not sys.stderr.isatty()
         ) as bar:
@@ -136,12 +137,13 @@ def profile(
                 if state.due:
                     state.save(done, 0 if writer is None else writer.sync())
         if writer is not None:
-            writer.sync()
+            traced = writer.sync()
+            writer.finish(done)
         data = counts.to_map(artifact.model.identity).to_bytes()
         write_whole(output, lambda file: file.write(data))
         seconds = time.monotonic() - start
         if train is not None and trace is not None and network is not None:
-            state.save(done, 0 if writer is None else writer.sync())
+            state.save(done, traced)
             train(trace, network, steps)
         state.remove()
     ran = len(todo) - state.done

@@ -6,7 +6,8 @@ identity of the artifact's weights, then one {class, prompt, ids, weights, next_
 ids uint16 [tokens, layers, top_k] and weights float16 of the same shape, little-endian, heaviest
 first; the first `prompt` tokens were read together, the others generated one by one. For these,
 next_layer uint16 [tokens - prompt, layers - 1, next_layer] are the experts that the router of each
-next layer expected from a layer's hidden state, best first; empty where that was not noted.
+next layer expected from a layer's hidden state, best first; empty where that was not noted. Last
+comes {commands}, how many there were: a file without it is of a run that was stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from emberd.daemon.record import INT32_MAX, INT64_MAX, Record
 from numpy.typing import NDArray
 
 FORMAT = "emberd-routing-trace"
-VERSION = 2
+VERSION = 3
 _LARGEST_COMMAND = 1 << 30  # bytes
 
 
@@ -97,6 +98,11 @@ class TraceWriter:
             raise EmberdError(f"cannot write {self._path}: {error.strerror}") from error
         return self._file.tell()
 
+    def finish(self, commands: int) -> None:
+        """Ends the file: it has all of its `commands`."""
+        self._write({"commands": commands})
+        self.sync()
+
     def close(self) -> None:
         self._file.close()
 
@@ -110,7 +116,8 @@ class TraceWriter:
 class Trace:
     """A trace file, read a command at a time; iterate over it as often as wanted.
 
-    Raises EmberdError when the file is no trace, and while iterating when it is damaged.
+    Raises EmberdError when the file is no trace, and while iterating when it is damaged or does not
+    have all of its commands.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,7 +142,17 @@ class Trace:
     def __iter__(self) -> Iterator[CommandTrace]:
         records = self._records()
         next(records)
-        return map(self._command, records)
+        count = 0
+        for record in records:
+            if "commands" in record.members:
+                record.integer("commands", count, count)
+                return
+            yield self._command(record)
+            count += 1
+        raise EmberdError(
+            f"{self._path}: ends after {count} commands, before it is complete: emberc profile was "
+            "stopped; run it again with the same arguments, and it goes on"
+        )
 
     def _records(self) -> Iterator[Record]:
         try:
@@ -143,8 +160,6 @@ class Trace:
                 unpacker = msgpack.Unpacker(file, max_buffer_size=_LARGEST_COMMAND)
                 for number, members in enumerate(unpacker):
                     yield Record(members, f"{self._path}: command {number}")
-                if unpacker.tell() != os.fstat(file.fileno()).st_size:
-                    raise EmberdError(f"{self._path}: ends inside a command")
         except OSError as error:
             raise EmberdError(f"{self._path}: cannot be read: {error.strerror}") from error
         except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:

@@ -43,14 +43,14 @@ ember_model *ember_model_open(const ember_model_config *config, char *text, size
     model->vocab_size = config->vocab_size;
     model->residency.file = -1;
     bool ok = map_sections(model, config, error) &&
-              ember_ahead_open(&model->ahead, &model->sections[EMBER_WEIGHTS], error) &&
               ember_library_open(&model->library, config->kernels, config->kernels_bytes, error) &&
               ember_program_build(&model->program, config, model->sections, &model->library,
                                   error) &&
               ember_residency_open(&model->residency, config, &model->program, error);
     if (ok)
         model->pool = ember_pool_open(config->threads, config->cpus, config->cpu_count, error);
-    if (model->pool)
+    if (model->pool &&
+        ember_ahead_open(&model->ahead, &model->sections[EMBER_WEIGHTS], error))
         return model;
     ember_model_close(model);
     return NULL;

@@ -24,6 +24,7 @@ def trace(tmp_path: Path) -> Path:
         draw = np.random.default_rng(seed)
         ids = np.argsort(draw.random((20, 3, 8)), axis=-1)[..., :2].astype(np.uint16)
         writer.append(CommandTrace(name, 5, ids, np.zeros(ids.shape, np.float16)))
+    writer.finish(2)
     writer.close()
     return path
 

@@ -21,6 +21,7 @@ def write(path: Path, commands: Sequence[CommandTrace], header: TraceHeader = CY
     writer = TraceWriter(path, header)
     for command in commands:
         writer.append(command)
+    writer.finish(len(commands))
     writer.close()
     return path
 

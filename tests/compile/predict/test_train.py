@@ -52,6 +52,7 @@ def test_training_is_repeatable() -> None:
 def test_a_trace_with_nothing_to_learn_is_refused(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "short", CYCLE)
     writer.append(cycle(1, 0))
+    writer.finish(1)
     writer.close()
     with pytest.raises(EmberdError, match="short: no command of two tokens"):
         train_on(tmp_path / "short", tmp_path / "predictor.onnx", 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def write(path: Path, commands: list[CommandTrace]) -> list[int]:
     for one in commands:
         writer.append(one)
         sizes.append(writer.sync())
+    writer.finish(len(commands))
     writer.close()
     return sizes
 
@@ -65,6 +67,7 @@ def test_a_writer_goes_on_where_another_was_safe(tmp_path: Path) -> None:
     sizes = write(path, COMMANDS)
     writer = TraceWriter(path, HEADER, sizes[0])
     writer.append(COMMANDS[2])
+    writer.finish(2)
     writer.close()
     assert_equal(Trace(path), [COMMANDS[0], COMMANDS[2]])
 
@@ -72,7 +75,7 @@ def test_a_writer_goes_on_where_another_was_safe(tmp_path: Path) -> None:
 def test_a_file_that_lost_its_end_cannot_be_gone_on_with(tmp_path: Path) -> None:
     sizes = write(tmp_path / "trace", COMMANDS)
     with pytest.raises(EmberdError, match="shorter than when it was left"):
-        TraceWriter(tmp_path / "trace", HEADER, sizes[-1] + 1)
+        TraceWriter(tmp_path / "trace", HEADER, sizes[-1] + 100)
 
 
 def test_a_file_that_cannot_grow_is_an_error(tmp_path: Path) -> None:
@@ -105,6 +108,7 @@ def records(path: Path) -> list[Any]:
         (1, lambda r: r.update(ids=b"\0\0" * 6), "an expert twice"),
         (1, lambda r: r.update(prompt=2), "prompt is 2"),
         (3, lambda r: r.pop("class"), "class is not a string"),
+        (5, lambda r: r.update(commands=3), "commands is 3"),
         (0, lambda r: r.update(next_layer=7), "next_layer is 7"),
         (1, lambda r: r.update(next_layer=b"\x06\0" * 5), "next_layer: expected 5 experts below 6"),
         (1, lambda r: r.update(next_layer=bytes(10)), "next_layer: a token has an expert twice"),
@@ -123,12 +127,20 @@ def test_what_is_wrong_is_named(
         list(Trace(path))
 
 
-def test_a_file_cut_short_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", range(len(COMMANDS) + 1))
+@pytest.mark.parametrize("more", [0, 1, -1])
+def test_a_file_cut_short_is_an_error(tmp_path: Path, count: int, more: int) -> None:
+    """After a command, or inside the next record."""
     path = tmp_path / "trace"
     write(path, COMMANDS)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(EmberdError, match="ends inside a command"):
-        list(Trace(path))
+    *sizes, _ = accumulate(len(msgpack.packb(record)) for record in records(path))
+    end = sizes[count] + more if more >= 0 else [*sizes, path.stat().st_size][count + 1] - 1
+    path.write_bytes(path.read_bytes()[:end])
+    found = iter(Trace(path))
+    for _ in range(count):
+        next(found)
+    with pytest.raises(EmberdError, match=f"trace: ends after {count} commands"):
+        next(found)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"hello"])
