@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from emberd.compile.categories import library_categories
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.pre_tokenizer import ALPHABET, spelled_bytes
 from emberd.daemon.vocabulary import MERGE, AddedToken, Vocabulary
@@ -62,6 +63,7 @@ def compile_tokenizer(tokenizer_json: str) -> Vocabulary:
     vocabulary = Vocabulary(
         tokens,
         _pipeline(data),
+        library_categories(),
         **_tables(model["vocab"], ids, merges),
         longest=_longest(model["vocab"], tokens, data["normalizer"]),
     )

@@ -1,8 +1,8 @@
 """A text into words, before byte-pair encoding: normalizer and pre-tokenizer of a tokenizer.json.
 
 Those of GPT-2 and its heirs, Unicode's NFC and one regular expression whose matches and gaps are
-the words, need the standard library only; characters newer than its Unicode are of no category.
-The tokenizers library weighs 7 MB in memory and is several times slower: it is imported for others.
+the words, need the standard library only, and a table of the characters' categories. The tokenizers
+library weighs 7 MB in memory and is several times slower: it is imported for others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import json
 import re
 import unicodedata
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
@@ -33,7 +35,8 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 # Python's expressions know no Unicode properties. So they are matched against a text in which a
 # character beyond ASCII is replaced by one, from the private use area, that stands for all of its
 # category. Only those stay that letters of ASCII match where case is ignored.
-_STANDING = {category: chr(0xE000 + i) for i, category in enumerate("LMNPSZC")}
+OTHER = "C"
+_STANDING = {category: chr(0xE000 + i) for i, category in enumerate("LMNPSZ" + OTHER)}
 _FOLDED = "\u017f\u212a"
 _PROPERTIES = {
     "L": f"A-Za-z{_FOLDED}{_STANDING['L']}",
@@ -43,7 +46,6 @@ _PROPERTIES = {
     "S": rf"$+<->\^`|~{_STANDING['S']}",
 }
 _SPACE = rf"\t-\r {_STANDING['Z']}"
-_NEXT_LINE = 0x85  # white space, though in none of the categories Z
 
 _ELEMENT = re.compile(
     r"\\p\{(?P<property>[LMNPS])\}|(?P<space>\\s)|(?P<other>\\S)|(?P<open>\[\^?)"
@@ -62,6 +64,28 @@ def spelled_bytes(text: str) -> bytes:
     return data
 
 
+@dataclass(frozen=True)
+class Categories:
+    """Letters L, marks M, numbers N, punctuation P, symbols S, white space Z; others: OTHER.
+
+    `starts`: int32, ascending, the codes from which on characters are of the category whose letter
+    is at the same index of `letters`, up to the next one's. Raises ValueError for other tables.
+    """
+
+    starts: bytes
+    letters: bytes
+
+    def __post_init__(self) -> None:
+        codes = memoryview(self.starts).cast("i").tolist()
+        if (
+            len(codes) != len(self.letters)
+            or codes[:1] != [0]
+            or any(start >= end for start, end in pairwise(codes))
+            or not set(self.letters.decode()) <= _STANDING.keys()
+        ):
+            raise ValueError("no table of categories")
+
+
 class PreTokenizer(Protocol):
     """Cuts texts into words."""
 
@@ -72,16 +96,19 @@ class PreTokenizer(Protocol):
 class _Expression:
     """One regular expression, after NFC if `normalized`."""
 
-    def __init__(self, normalized: bool, expression: re.Pattern[str]) -> None:
+    def __init__(
+        self, normalized: bool, expression: re.Pattern[str], categories: Categories
+    ) -> None:
         self._normalized = normalized
         self._expression = expression
+        self._standing = _Standing(categories)
 
     def split(self, text: str) -> tuple[bytes, array[int]]:
         if self._normalized:
             text = unicodedata.normalize("NFC", text)
         if text.isascii():
             return text.encode(), array("q", self._ends(text))
-        ends = self._ends(text.translate(_Standing()))
+        ends = self._ends(text.translate(self._standing))
         words = [text[start:end].encode() for start, end in pairwise([0, *ends])]
         return b"".join(words), array("q", accumulate(map(len, words)))
 
@@ -98,18 +125,20 @@ class _Expression:
 
 
 class _Standing:
-    """A table for str.translate."""
+    """A table for str.translate: what stands for the character of a code."""
+
+    def __init__(self, categories: Categories) -> None:
+        self._starts = memoryview(categories.starts).cast("i")
+        self._letters = categories.letters.decode()
+        self._find = lru_cache(1 << 12)(self._search)
 
     def __getitem__(self, code: int) -> str:
-        return _standing(code)
+        return self._find(code)
 
-
-@lru_cache(1 << 12)
-def _standing(code: int) -> str:
-    character = chr(code)
-    if character.isascii() or character in _FOLDED:
-        return character
-    return _STANDING["Z" if code == _NEXT_LINE else unicodedata.category(character)[0]]
+    def _search(self, code: int) -> str:
+        if code < 0x80 or chr(code) in _FOLDED:
+            return chr(code)
+        return _STANDING[self._letters[bisect_right(self._starts, code) - 1]]
 
 
 class _Library:
@@ -129,7 +158,7 @@ class _Library:
         return spelled_bytes("".join(words)), array("q", accumulate(map(len, words)))
 
 
-def read_pre_tokenizer(pipeline: str) -> PreTokenizer:
+def read_pre_tokenizer(pipeline: str, categories: Categories) -> PreTokenizer:
     """Of a tokenizer.json without vocabulary. Raises what the tokenizers library raises, a plain
     Exception, for text that is none."""
     try:
@@ -140,7 +169,7 @@ def read_pre_tokenizer(pipeline: str) -> PreTokenizer:
         case {"normalizer": None | {"type": "NFC"} as normalizer, "pre_tokenizer": pre_tokenizer}:
             expression = _expression(pre_tokenizer)
             if expression is not None:
-                return _Expression(normalizer is not None, expression)
+                return _Expression(normalizer is not None, expression, categories)
     return _Library(pipeline)
 
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import msgpack
 from emberd.daemon.bindings import Merges, core
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.pre_tokenizer import read_pre_tokenizer
+from emberd.daemon.pre_tokenizer import Categories, read_pre_tokenizer
 from emberd.daemon.record import INT32_MAX, Record
 
 VOCABULARY = "vocabulary.msgpack"
-VERSION = 2
+VERSION = 3
 MERGE = struct.Struct("<3i")  # right, rank, id: ember_merge of ember.h
 
 
@@ -44,6 +44,7 @@ class Vocabulary:
         self,
         added: Sequence[AddedToken],
         pipeline: str,
+        categories: Categories,
         pieces: bytes,
         piece_ends: bytes,
         byte_ids: bytes,
@@ -55,6 +56,7 @@ class Vocabulary:
 
         Args:
             pipeline: a tokenizer.json without a vocabulary: normalizer and pre-tokenizer.
+            categories: of characters, by which the pre-tokenizer cuts.
             pieces, piece_ends: bytes of all tokens, and int32 where each one's end.
             byte_ids, first, merges: as in ember_vocabulary of ember.h.
         """
@@ -63,6 +65,8 @@ class Vocabulary:
         self._tables = {
             "longest": longest,
             "pipeline": pipeline,
+            "category_starts": categories.starts,
+            "categories": categories.letters,
             "pieces": pieces,
             "piece_ends": piece_ends,
             "byte_ids": byte_ids,
@@ -80,7 +84,7 @@ class Vocabulary:
         ):
             raise EmberdError(f"{VOCABULARY}: its tables do not hold together")
         try:
-            self._pre_tokenizer = read_pre_tokenizer(pipeline)
+            self._pre_tokenizer = read_pre_tokenizer(pipeline, categories)
         except Exception as error:  # the library raises plain Exception
             raise EmberdError(f"{VOCABULARY}: {error}") from error
 
@@ -97,6 +101,12 @@ class Vocabulary:
                 f"{VOCABULARY}: version {version!r:.80}, this emberd reads {VERSION}: "
                 "rebuild the artifact with a matching emberc"
             )
+        try:
+            categories = Categories(
+                record.packed("category_starts", 4), record.packed("categories", 1)
+            )
+        except ValueError as error:
+            raise EmberdError(f"{VOCABULARY}: {error}") from error
         return cls(
             added=[
                 AddedToken(
@@ -107,6 +117,7 @@ class Vocabulary:
                 for token in record.records("added")
             ],
             pipeline=record.string("pipeline"),
+            categories=categories,
             pieces=record.packed("pieces", 1),
             piece_ends=record.packed("piece_ends", 4),
             byte_ids=record.packed("byte_ids", 4),

@@ -12,7 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from emberd.compile.categories import library_categories
 from emberd.daemon.pre_tokenizer import (
+    Categories,
     _Expression,
     _Library,
     read_pre_tokenizer,
@@ -66,13 +68,13 @@ def words(found: tuple[bytes, array[int]]) -> list[bytes]:
 
 def check(text: str, expression: str | None, normalizer: str | None = "NFC") -> None:
     given = pipeline(expression, normalizer)
-    found = read_pre_tokenizer(given)
+    found = read_pre_tokenizer(given, CATEGORIES)
     assert isinstance(found, _Expression)
     assert words(found.split(text)) == words(_Library(given).split(text)), repr(text)
 
 
 def _assigned() -> list[str]:
-    """Characters that every version of Unicode knows which we may meet."""
+    """Characters that are composed alike by every version of Unicode which we may meet."""
     old = unicodedata.ucd_3_2_0
     return [
         chr(code)
@@ -82,6 +84,8 @@ def _assigned() -> list[str]:
 
 
 ASSIGNED = _assigned()
+EVERYWHERE = [*range(0, 0xD800, 3), *range(0xE000, 0x33480, 3), *range(0x33480, 0x110000, 301)]
+CATEGORIES = library_categories()
 TRICKY = [*"sStTrReEvVmMlLdD'0123456789aZ \t\r\n-_()$+=", "\u017f", "\u212a", "\u0085", "\u00a0"]
 TRICKY += ["\u2028", "\u3000", "\u200d", "\u0301", "\u0661", "\u2167", "\x1c", "\x1f", "\x0b"]
 TRICKY += ["\ue000", "\ue004", "\U0001f389", "\U00020000", "e\u0301", "\u1112\u1161\u11ab"]
@@ -102,7 +106,24 @@ def test_words_of_random_texts_are_the_libraries(
 
 @pytest.mark.parametrize("expression", [QWEN35, PUNCTUATION])
 def test_every_character_counts_as_it_does_in_the_library(expression: str) -> None:
-    check("".join(f"{character}a{character} " for character in ASSIGNED[::3]), expression, None)
+    check("".join(f"{chr(code)}a{chr(code)} " for code in EVERYWHERE), expression, None)
+
+
+@pytest.mark.parametrize(
+    ("starts", "letters"),
+    [
+        ([], b""),
+        ([1], b"L"),
+        ([0, 5, 5], b"LCL"),
+        ([0, 5, 4], b"LCL"),
+        ([0, 5], b"LCL"),
+        ([0], b"X"),
+        ([0], b"\xff"),
+    ],
+)
+def test_a_table_that_is_none(starts: list[int], letters: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Categories(array("i", starts).tobytes(), letters)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +148,7 @@ def test_every_character_counts_as_it_does_in_the_library(expression: str) -> No
 def test_other_expressions_are_the_librarys(expression: str) -> None:
     assert translated(expression) is None
     given = pipeline(expression)
-    assert isinstance(read_pre_tokenizer(given), _Library)
+    assert isinstance(read_pre_tokenizer(given, CATEGORIES), _Library)
 
 
 @pytest.mark.parametrize(
@@ -148,21 +169,21 @@ def test_other_expressions_are_the_librarys(expression: str) -> None:
 )
 def test_other_pipelines_are_the_librarys(change: dict[str, Any]) -> None:
     given = json.dumps(json.loads(pipeline(None)) | change)
-    assert isinstance(read_pre_tokenizer(given), _Library)
+    assert isinstance(read_pre_tokenizer(given, CATEGORIES), _Library)
 
 
 def test_unbalanced_expressions_are_the_librarys_to_refuse() -> None:
     assert translated("(a") is None
     for broken in ("{", "[" * 100_000, "{}", pipeline("(a")):
         with pytest.raises(Exception, match=r"."):
-            read_pre_tokenizer(broken)
+            read_pre_tokenizer(broken, CATEGORIES)
 
 
 def test_serving_needs_no_tokenizers_library() -> None:
     """Of which the daemon would weigh 7 MB more."""
     code = (
-        "import sys, emberd.daemon.server.run; from emberd.daemon.pre_tokenizer import "
-        "read_pre_tokenizer; read_pre_tokenizer(sys.stdin.read()).split('a'); "
+        "import sys, emberd.daemon.server.run; from emberd.daemon.pre_tokenizer import *; "
+        "read_pre_tokenizer(sys.stdin.read(), Categories(bytes(4), b'L')).split('a\\u00e9'); "
         "sys.exit('tokenizers' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], input=pipeline(QWEN35), text=True, check=True)

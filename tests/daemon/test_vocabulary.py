@@ -54,7 +54,7 @@ def _changed(vocabulary: Vocabulary, **changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"version": 1}, "version 1, this emberd reads 2"),
+        ({"version": 1}, "version 1, this emberd reads 3"),
         ({"added": [{"text": "<x>", "id": -1, "special": 0}]}, "id is -1"),
         ({"pipeline": "{"}, "vocabulary.msgpack: "),
         ({"pipeline": 3}, "pipeline is not a string"),
