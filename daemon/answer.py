@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from emberd.daemon.text import Tokenizer
 
@@ -39,6 +39,8 @@ class StopSearch:
         """The text that is now certain to precede any stop string."""
         if self.found:
             return ""
+        if not self._stops:
+            return text
         text = self._held + text
         matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if matches:
@@ -60,8 +62,7 @@ class StopSearch:
         return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A part of an answer: either may be empty."""
 
     content: str = ""

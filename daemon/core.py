@@ -87,6 +87,7 @@ class Model:
         self._lock = threading.RLock()
         self._sessions: set[int] = set()
         self._steps = 0  # which step the logits are of
+        self._error = ctypes.create_string_buffer(ERROR_BYTES)  # what a step failed of
         cpus = physical_cpus()
         self.threads = len(cpus) if threads is None else threads
         if not 1 <= self.threads <= MAX_THREADS:
@@ -239,18 +240,19 @@ class Model:
                 session._begin_step()
             count = len(sessions)
             self._begin_step(count)
-            error = ctypes.create_string_buffer(ERROR_BYTES)
+            handles = array("Q", [session._handle for session in sessions])
+            lengths = array("q", [session.length for session in sessions])
             status = core.ember_model_step(
                 self._handle,
-                (ctypes.c_void_p * count)(*(session._handle for session in sessions)),
-                (ctypes.c_int32 * count)(*ids),
-                (ctypes.c_int64 * count)(*(session.length for session in sessions)),
+                handles.buffer_info()[0],
+                ids.buffer_info()[0],
+                lengths.buffer_info()[0],
                 count,
-                error,
+                self._error,
                 ERROR_BYTES,
             )
             if status != OK:
-                message = error.value.decode(errors="replace")
+                message = self._error.value.decode(errors="replace")
                 for session in sessions if status == FAILED else ():
                     session._failure = message
                 raise EmberdError(message)
@@ -263,20 +265,32 @@ class Model:
         if self._trace is not None:
             self._trace.reserve(tokens)
 
-    def _checked_batch(self, sessions: Sequence[Session], tokens: Sequence[int]) -> list[int]:
-        """The tokens, each of them fit for its session."""
-        if len(sessions) != len(tokens) or len({id(session) for session in sessions}) != len(
-            tokens
-        ):
+    def _checked_batch(self, sessions: Sequence[Session], tokens: Sequence[int]) -> array[int]:
+        """The tokens as int32, each of them fit for its session."""
+        if not len(sessions) == len(tokens) == len(set(sessions)):
             raise EmberdError(f"{len(tokens)} tokens for a batch of {len(sessions)} sessions")
         if not 1 <= len(sessions) <= self.max_chunk:
             raise EmberdError(f"a batch of {len(sessions)}: expected 1 to {self.max_chunk}")
-        ids: list[int] = []
-        for session, token in zip(sessions, tokens, strict=True):
+        for session in sessions:
             if session._model is not self:
                 raise EmberdError("a session in the batch is of another model")
             session._check_usable()
-            ids += session._checked([token])
+            session._check_room(1)
+        return self._checked(tokens)
+
+    def _checked(self, tokens: Sequence[int]) -> array[int]:
+        """The tokens as int32, all in the vocabulary."""
+        try:
+            ids = array("i", tokens)
+        except (OverflowError, TypeError) as error:
+            raise EmberdError(
+                f"token ids must be integers below {self.vocab_size}: {error}"
+            ) from None
+        if not ids:
+            raise EmberdError("no tokens")
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
+            raise EmberdError(f"token id {wrong} is outside the vocabulary of {self.vocab_size}")
         return ids
 
     @property
@@ -425,28 +439,21 @@ class Session:
 
     def _checked(self, tokens: Sequence[int]) -> array[int]:
         """The tokens as int32, all in the vocabulary, fitting the capacity."""
-        vocabulary = self._model.vocab_size
-        try:
-            ids = array("i", tokens)
-        except (OverflowError, TypeError) as error:
-            raise EmberdError(f"token ids must be integers below {vocabulary}: {error}") from None
-        if not ids:
-            raise EmberdError("no tokens")
-        if min(ids) < 0 or max(ids) >= vocabulary:
-            wrong = next(token for token in ids if not 0 <= token < vocabulary)
-            raise EmberdError(f"token id {wrong} is outside the vocabulary of {vocabulary}")
-        if self.length + len(ids) > self.capacity:
-            raise ContextOverflow(
-                f"{len(ids)} more tokens do not fit: the session has {self.length} of "
-                f"{self.capacity}"
-            )
+        ids = self._model._checked(tokens)
+        self._check_room(len(ids))
         return ids
+
+    def _check_room(self, count: int) -> None:
+        if self.length + count > self.capacity:
+            raise ContextOverflow(
+                f"{count} more tokens do not fit: the session has {self.length} of {self.capacity}"
+            )
 
     def _step(self, ids: array[int], start: int, count: int, logits: LogitsRole) -> Logits | None:
         self._begin_step()
         self._model._begin_step(count)
         address, _ = ids.buffer_info()
-        error = ctypes.create_string_buffer(ERROR_BYTES)
+        error = self._model._error
         status = core.ember_session_step(
             self._handle,
             address + start * ids.itemsize,

@@ -274,6 +274,8 @@ class Engine:
 
     def _assign(self) -> None:
         """Give waiting requests to idle slots."""
+        if not self._queue:
+            return
         with self._changed:
             while self._queue and self._idle:
                 self._start(self._queue.popleft())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from emberd.daemon.answer import Answer, Piece
 from emberd.daemon.protocols import LogitsView
@@ -50,8 +50,7 @@ class Usage:
     reasoning_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(NamedTuple):
     """More of a choice's text, with the log probabilities of the tokens it came from."""
 
     choice: int

@@ -38,8 +38,7 @@ class Logits:
 
     def row(self, index: int) -> Logits:
         """One row on its own."""
-        self._row(index)
-        return Logits(self._model, 1, self._first + index % self.rows)
+        return Logits(self._model, 1, self._index(index))
 
     def bias(self, biases: Mapping[int, float], row: int = -1) -> None:
         """Adds to the logit of each token what `biases` says."""
@@ -116,11 +115,15 @@ class Logits:
     def _outside(self, token: int) -> EmberdError:
         return EmberdError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
 
-    def _row(self, row: int) -> Row:
+    def _index(self, row: int) -> int:
+        """Which row of the step's it is."""
         self._check_current()
         if not -self.rows <= row < self.rows:
             raise EmberdError(f"row {row} of {self.rows}")
-        index, model, n = self._first + row % self.rows, self._model, self.vocab_size
+        return self._first + row % self.rows
+
+    def _row(self, row: int) -> Row:
+        index, model, n = self._index(row), self._model, self.vocab_size
         bounds = model._bounds_address
         if bounds is not None:
             bounds += index * -(-n // BOUND_BLOCK) * 4

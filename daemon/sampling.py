@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from emberd.daemon.errors import NoFiniteLogits
 from emberd.daemon.protocols import LogitsView
@@ -41,8 +42,7 @@ class SamplingParameters:
     logprobs: int | None = None
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(NamedTuple):
     """A chosen token; log probabilities are those of the raw logits."""
 
     token: int
