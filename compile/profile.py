@@ -134,6 +134,8 @@ def profile(
                         writer.append(found)
                 done += len(group)
                 bar.update(len(group))
+                rate = (done - state.done) / (time.monotonic() - start) * 3600
+                bar.set_postfix_str(f"{rate:.0f} an hour", refresh=False)
                 if state.due:
                     state.save(done, 0 if writer is None else writer.sync())
         if writer is not None:

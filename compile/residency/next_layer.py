@@ -3,22 +3,22 @@
 A token's hidden state changes little from layer to layer, so that the next router, asked early,
 names many of the experts that it will choose (Eliseev and Mazur 2023, "Fast inference of
 mixture-of-experts language models with offloading"). For that nothing is built into artifacts: a
-program is data, and is given a few more steps before it is opened. They write, next to the logits,
-the input of each layer's experts normed as the next layer norms its own.
+program is data, and is given a few more steps before it is opened. They norm the input of each
+layer's experts as the next layer norms its own, and call the next router, all next to the logits.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from emberd.compile.layout import aligned
-from emberd.daemon.artifact import WEIGHTS, Artifact
+from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import Model
 from emberd.daemon.logits import Logits
 from emberd.daemon.program import (
-    Buffer,
     EncodedProgram,
     Program,
     Section,
@@ -33,16 +33,12 @@ _ROWS_ALIGNED = 16  # of any number of float32: their bytes are a multiple of a 
 
 @dataclass(frozen=True)
 class _Routing:
-    """How a layer of a sequence routes: `step` calls the router, and `norm` is the kernel that
-    before it made `normed` of `hidden`; the others are buffers. `count`: as in NextLayerRouters."""
+    """How a layer of a sequence routes: its step at `index` is `router`, of (x, weight, ids,
+    weights, scores); before it, `norm` made x of the hidden state and a weight."""
 
-    step: int
-    norm: int
-    hidden: int
-    norm_weight: int
-    normed: int
-    weight: int
-    count: int
+    index: int
+    router: Step
+    norm: Step
 
 
 class NextLayerRouters:
@@ -61,54 +57,75 @@ class NextLayerRouters:
         self.layers = max(len(largest) - 1, 0)
         self.count = 0
         self.artifact = artifact
-        self._first = -(-program.chunk_sizes[-1] // _ROWS_ALIGNED) * _ROWS_ALIGNED
-        self._row_bytes = artifact.model.vocab_size * 4
-        self._stride = aligned(program.chunk_sizes[-1] * artifact.model.hidden_size * 4)
-        self._rows = -(-self.layers * self._stride // self._row_bytes)
-        self._weights: list[NDArray[np.float32]] = []
         if self.layers:
-            self.count = largest[0].count
+            x, weight, ids, _weights, scores = (
+                program.buffers[number] for number in largest[0].router.arguments
+            )
+            self._experts, self._top_k = weight.shape[0], ids.shape[1]
+            self.count = min(2 * self._top_k, self._experts)
+            self._first = -(-program.chunk_sizes[-1] // _ROWS_ALIGNED) * _ROWS_ALIGNED
+            self._row_bytes = artifact.model.vocab_size * 4
+            self._x_bytes, self._ids_bytes, self._scores_bytes = (
+                aligned(math.prod(buffer.shape) * 4) for buffer in (x, ids, scores)
+            )
+            self._padded = scores.shape[1]
+            self._rows = -(-self._place(self.layers) // self._row_bytes)
             self.artifact = copy.copy(artifact)
             self.artifact.program = self._extended(program, routings)
-            file = artifact.path / WEIGHTS
-            for routing in largest[1:]:
-                weight = program.buffers[routing.weight]
-                found = np.memmap(file, np.float32, "r", weight.offset, weight.shape)
-                self._weights.append(found)
 
     def experts(self, model: Model, tokens: int) -> NDArray[np.uint16]:
         """uint16 [tokens, layers, count]: of the tokens of the model's last step, which was a
         batch, the experts that each router puts first, best first."""
-        memory = np.asarray(Logits(model, self._rows, self._first).memory()).reshape(-1)
         found = np.empty((tokens, self.layers, self.count), np.uint16)
-        for layer, weight in enumerate(self._weights):
-            start = layer * self._stride // 4
-            normed = memory[start : start + tokens * weight.shape[1]].reshape(tokens, -1)
-            order = np.argsort(-(normed @ weight.T), axis=-1, kind="stable")
-            found[:, layer] = order[:, : self.count]
+        if not self.layers:
+            return found
+        memory = np.asarray(Logits(model, self._rows, self._first).memory()).reshape(-1)
+        for layer in range(self.layers):
+            ids, scores = self._place(layer), self._place(layer) + 2 * self._ids_bytes
+            chosen = memory[ids // 4 :][: tokens * self._top_k].view(np.int32)
+            found[:, layer, : self._top_k] = chosen.reshape(tokens, -1)
+            # The router has marked those it chose with a score below all others.
+            others = memory[scores // 4 :][: tokens * self._padded].reshape(tokens, -1)
+            order = np.argsort(-others[:, : self._experts], axis=-1, kind="stable")
+            found[:, layer, self._top_k :] = order[:, : self.count - self._top_k]
         return found
 
+    def _place(self, layer: int) -> int:
+        """Where the results of a layer's next router begin, in bytes after the logits: ids, weights
+        and scores. Before the first one's is room for x."""
+        return self._x_bytes + layer * (2 * self._ids_bytes + self._scores_bytes)
+
     def _extended(self, program: Program, routings: dict[int, list[_Routing]]) -> EncodedProgram:
-        buffers: list[Buffer] = list(program.buffers)
-        sequences = []
+        buffers = list(program.buffers)
         start = self._first * self._row_bytes
+
+        def place(number: int, offset: int) -> int:
+            """A buffer like the one of this number, after the logits."""
+            buffers.append(replace(buffers[number], section=Section.LOGITS, offset=start + offset))
+            return len(buffers) - 1
+
+        sequences = []
         for sequence in program.sequences:
             steps = list(sequence.steps)
-            if sequence.role == "batch":
-                layers = routings[sequence.tokens]
-                for layer in range(len(layers) - 2, -1, -1):
-                    routing, later = layers[layer], layers[layer + 1]
-                    place = replace(
-                        buffers[routing.normed],
-                        section=Section.LOGITS,
-                        offset=start + layer * self._stride,
-                    )
-                    buffers.append(place)
-                    arguments = (routing.hidden, later.norm_weight, len(buffers) - 1)
-                    steps.insert(routing.step + 1, Step(StepKind.CALL, routing.norm, arguments))
+            layers = routings[sequence.tokens] if sequence.role == "batch" else []
+            for layer in range(len(layers) - 2, -1, -1):
+                here, later = layers[layer], layers[layer + 1]
+                x, _weight, ids, weights, scores = here.router.arguments
+                weight, at = later.router.arguments[1], self._place(layer)
+                normed = place(x, 0)
+                norm = replace(
+                    here.norm,
+                    arguments=(here.norm.arguments[0], later.norm.arguments[1], normed),
+                )
+                results = (
+                    place(ids, at),
+                    place(weights, at + self._ids_bytes),
+                    place(scores, at + 2 * self._ids_bytes),
+                )
+                router = replace(here.router, arguments=(normed, weight, *results))
+                steps[here.index + 1 : here.index + 1] = [norm, router]
             sequences.append(replace(sequence, steps=tuple(steps)))
-        logits = start + self._rows * self._row_bytes
-        sizes = {**program.section_bytes, "logits": logits}
+        sizes = {**program.section_bytes, "logits": start + self._rows * self._row_bytes}
         extended = replace(
             program, buffers=tuple(buffers), section_bytes=sizes, sequences=tuple(sequences)
         )
@@ -124,17 +141,11 @@ def _routings(program: Program, sequence: Sequence) -> list[_Routing]:
             router = _last_call(program, sequence.steps[:index], "router_", ids, 2)
             if router is None:
                 return []
-            normed, weight, *_ = sequence.steps[router].arguments
-            norm = _last_call(program, sequence.steps[:router], "rms_norm_", normed, 2)
+            call = sequence.steps[router]
+            norm = _last_call(program, sequence.steps[:router], "rms_norm_", call.arguments[0], 2)
             if norm is None:
                 return []
-            call = sequence.steps[norm]
-            hidden, norm_weight, _ = call.arguments
-            experts, top_k = program.buffers[weight].shape[0], program.buffers[ids].shape[1]
-            count = min(2 * top_k, experts)
-            routings.append(
-                _Routing(router, call.symbol, hidden, norm_weight, normed, weight, count)
-            )
+            routings.append(_Routing(router, call, sequence.steps[norm]))
     return routings
 
 

@@ -97,3 +97,6 @@ def test_a_program_that_routes_in_another_way_is_left_as_it_is(
     plain = Artifact.open(folder)
     asked = NextLayerRouters(plain)
     assert (asked.layers, asked.count) == (0, 0) and asked.artifact is plain
+    with Model(plain, 1) as model:
+        model.step_batch([model.open_session(1)], [0])
+        assert asked.experts(model, 1).shape == (1, 0, 0)
