@@ -7,6 +7,7 @@ setup(
         Extension(
             "emberd.daemon.native._core",
             sources=[
+                "daemon/native/acquire.c",
                 "daemon/native/ahead.c",
                 "daemon/native/draw.c",
                 "daemon/native/guard.c",
@@ -16,10 +17,12 @@ setup(
                 "daemon/native/pool.c",
                 "daemon/native/program.c",
                 "daemon/native/reader.c",
+                "daemon/native/reads.c",
                 "daemon/native/residency.c",
                 "daemon/native/run.c",
                 "daemon/native/sampling.c",
                 "daemon/native/session.c",
+                "daemon/native/slots.c",
                 "daemon/native/store.c",
                 "daemon/native/vocabulary.c",
             ],
@@ -27,6 +30,7 @@ setup(
                 "daemon/native/ember.h",
                 "daemon/native/internal.h",
                 "daemon/native/row.h",
+                "daemon/native/store.h",
                 "daemon/native/tvm_abi.h",
             ],
             extra_compile_args=[

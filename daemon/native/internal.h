@@ -224,7 +224,7 @@ bool ember_ahead_open(ember_ahead *ahead, const ember_mapping *mapping, ember_er
 void ember_ahead_close(ember_ahead *ahead);
 bool ember_ahead_next(ember_ahead *ahead, ember_read *read);
 
-/* ---- store.c */
+/* ---- store.c, reads.c and acquire.c: the expert store */
 typedef struct {
     ember_expert_layout layout;
     const int32_t *positions; /* [layers * experts] in the bank; -1: no such expert */

@@ -1,0 +1,132 @@
+/* What the expert store has its threads read: what a step needs, the weights, what is warmed. */
+#include "store.h"
+
+static int32_t next_queued(ember_store *store)
+{
+    if (store->queue_count == 0)
+        return -1;
+    int32_t index = store->queue[store->queue_start];
+    store->queue_start = (int32_t)((store->queue_start + 1) % store->expert_count);
+    store->queue_count--;
+    return index;
+}
+
+void ember_store_enqueue(ember_store *store, int32_t index)
+{
+    int64_t end = (store->queue_start + store->queue_count) % store->expert_count;
+    store->queue[end] = index;
+    store->queue_count++;
+}
+
+/* Warming takes no slot of what was warmed or used since it began, so the rest of a list that is
+ * too long is dropped. */
+static int32_t next_warm(ember_store *store)
+{
+    while (store->warm_next < store->warm_count) {
+        int32_t expert = store->warm[store->warm_next++];
+        if (store->slot_of[expert] >= 0)
+            continue;
+        int32_t priority = store->config.priorities[expert];
+        if (priority == EMBER_PINNED)
+            priority--;
+        int32_t index = ember_store_place(store, expert, priority, store->warm_since);
+        if (index >= 0)
+            return index;
+        store->warm_next = store->warm_count;
+    }
+    return -1;
+}
+
+/* While a program runs, one read at most is in the way of those that it will need. */
+static bool may_go_ahead(const ember_store *store)
+{
+    int32_t most = store->running ? 1 : store->config.threads;
+    return store->under_way[EMBER_READ_WARM] + store->under_way[EMBER_READ_PAGES] < most;
+}
+
+/* What may be needed delays nothing that is. */
+static bool may_warm(const ember_store *store)
+{
+    return !store->waiting && store->under_way[EMBER_READ_NEEDED] == 0;
+}
+
+static bool find_read(ember_store *store, ember_read *read)
+{
+    ember_read_kind kind = EMBER_READ_NEEDED;
+    int32_t index = next_queued(store);
+    if (index < 0 && may_go_ahead(store)) {
+        if (ember_ahead_next(store->config.ahead, read))
+            return true;
+        kind = EMBER_READ_WARM;
+        if (may_warm(store))
+            index = next_warm(store);
+    }
+    if (index < 0)
+        return false;
+    int64_t bytes = store->config.layout.expert_bytes;
+    *read = (ember_read){
+        .kind = kind,
+        .offset = store->config.positions[store->slots[index].expert] * bytes,
+        .bytes = bytes,
+        .target = store->memory.base + index * bytes,
+        .slot = index,
+    };
+    return true;
+}
+
+bool ember_store_next_read(void *self, ember_read *read)
+{
+    ember_store *store = self;
+    bool found = find_read(store, read);
+    if (found)
+        store->under_way[read->kind]++;
+    return found;
+}
+
+void ember_store_read_done(void *self, const ember_read *read, int code)
+{
+    ember_store *store = self;
+    store->under_way[read->kind]--;
+    if (read->kind == EMBER_READ_PAGES)
+        return;
+    ember_slot *slot = &store->slots[read->slot];
+    ember_expert_counters *counters = store->config.counters;
+    store->reading--;
+    if (code == 0) {
+        slot->ready = true;
+        ember_store_set_resident(store, slot->expert, true);
+        counters[slot->expert / store->config.layout.experts].bytes += read->bytes;
+        return;
+    }
+    /* What an earlier step or warming had begun to read, and a step came to need, is tried again. */
+    if (slot->needed == store->clock && slot->placed == store->clock) {
+        store->failed = slot->expert;
+        store->failed_code = code;
+    }
+    ember_store_empty_slot(store, read->slot);
+}
+
+void ember_store_set_running(ember_store *store, bool running)
+{
+    ember_reader_lock(store->reader);
+    store->running = running;
+    if (!running)
+        ember_reader_start(store->reader);
+    ember_reader_unlock(store->reader);
+}
+
+void ember_store_warm(ember_store *store, const int32_t *experts, int64_t count)
+{
+    ember_reader_lock(store->reader);
+    store->warm_since = ++store->clock;
+    store->warm_next = store->warm_count = 0;
+    for (int64_t i = 0; i < count && i < store->expert_count; i++) {
+        int32_t index = store->slot_of[experts[i]];
+        if (index >= 0)
+            store->slots[index].used = store->clock; /* for what is warmed, others go first */
+        else
+            store->warm[store->warm_count++] = experts[i];
+    }
+    ember_reader_start(store->reader);
+    ember_reader_unlock(store->reader);
+}

@@ -1,0 +1,70 @@
+/* What the files of the expert store share.
+ *
+ * Everything in it is guarded by the lock of its reader threads, but for the tables, which only the
+ * thread that runs a program touches. */
+#ifndef EMBER_STORE_H
+#define EMBER_STORE_H
+
+#include "internal.h"
+
+typedef struct {
+    int32_t expert;  /* index; -1: free */
+    bool ready;      /* else it is being read */
+    uint64_t placed; /* the acquire since which it is read or there */
+    uint64_t used;   /* the acquire that asked for it last */
+    uint64_t needed; /* the acquire that still needs it */
+} ember_slot;
+
+typedef enum { EMBER_WAITING, EMBER_RUNNING, EMBER_FINISHED } ember_progress;
+
+typedef struct {
+    int32_t expert; /* index */
+    ember_progress progress;
+} ember_wanted;
+
+struct ember_store {
+    ember_store_config config;
+    int64_t expert_count;
+    ember_reader *reader;
+    ember_mapping memory; /* room for all experts, usable up to `usable` slots */
+    ember_slot *slots;
+    int32_t usable;
+    int32_t limit;    /* of occupied slots */
+    int32_t occupied;
+    int32_t *slot_of; /* by index; -1: not in memory */
+    int32_t *queue;   /* a ring of slots to be read */
+    int32_t queue_start, queue_count;
+    int32_t reading; /* slots that are not ready */
+    int32_t under_way[EMBER_READ_PAGES + 1]; /* reads, by kind */
+    bool running; /* a program */
+    bool waiting; /* a step */
+    int32_t *warm;   /* experts to read when nothing else is to be read */
+    int32_t warm_next, warm_count;
+    uint64_t warm_since;
+    uint64_t clock; /* counts acquires */
+    ember_wanted *wanted; /* of the current acquire, in the order of the file */
+    uint64_t *seen; /* by expert of a layer: the acquire that last wanted it */
+    int32_t wanted_count;
+    int32_t layer;
+    int32_t *table;
+    int32_t failed; /* an expert needed that could not be read, or -1 */
+    int failed_code;
+    int64_t stall;
+};
+
+/* ---- slots.c */
+/* The slot of the expert that is worth least, of those unused since `since` whose priority is at
+ * most `priority`; -1 when none may go. */
+int32_t ember_store_find_victim(const ember_store *store, int32_t priority, uint64_t since);
+void ember_store_empty_slot(ember_store *store, int32_t index);
+/* Gives an expert a slot to be read into; returns it, or -1 if there is none for it. */
+int32_t ember_store_place(ember_store *store, int32_t expert, int32_t priority, uint64_t since);
+/* Notes for whoever watches whether an expert is in memory. */
+void ember_store_set_resident(const ember_store *store, int32_t expert, bool resident);
+
+/* ---- reads.c */
+void ember_store_enqueue(ember_store *store, int32_t index); /* a slot that a step needs read */
+bool ember_store_next_read(void *self, ember_read *read);    /* as in ember_read_owner */
+void ember_store_read_done(void *self, const ember_read *read, int code);
+
+#endif
