@@ -10,7 +10,7 @@ comma := ,
 BIN := $(VENV)/bin
 TYPING := build/typing/emberd
 
-.PHONY: demo test check bench bench-residency clean
+.PHONY: demo test check bench bench-residency bench-starts clean
 
 # One stamp for each choice of extras: asking for more of them installs more.
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
@@ -52,6 +52,23 @@ bench: $(VENV)/.bench
 # With less memory than the experts take; limiting it needs root.
 bench-residency: $(VENV)/.bench
 	PYTHONPATH=tests $(BIN)/python -m bench.residency $(BENCH)
+
+# llama-server, of the sources that the peer was made of.
+build/llama-server: $(VENV)/.bench
+	rm -rf build/llama.cpp && mkdir -p build/llama.cpp
+	$(BIN)/pip download --quiet --no-deps --no-binary llama-cpp-python -d build/llama.cpp \
+		llama-cpp-python==$$($(BIN)/python -c 'import llama_cpp; print(llama_cpp.__version__)')
+	tar -xzf build/llama.cpp/*.tar.gz -C build/llama.cpp --strip-components 1
+	$(BIN)/cmake -S build/llama.cpp/vendor/llama.cpp -B build/llama.cpp/build \
+		-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF \
+		-DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DBUILD_SHARED_LIBS=OFF
+	$(BIN)/cmake --build build/llama.cpp/build --target llama-server --parallel $$(nproc)
+	cp build/llama.cpp/build/bin/llama-server $@
+
+# Start to first token, over HTTP; after `make bench`, which makes the files of both sides.
+bench-starts: build/llama-server
+	PYTHONPATH=tests $(BIN)/python -m bench.starts build/bench/artifact \
+		--peer build/llama-server build/bench/peer.gguf $(BENCH)
 
 clean:
 	rm -rf build dist $(VENV)
