@@ -72,6 +72,7 @@ class Engine:
         keep_alive: seconds after which an idle model is closed, and forgets its conversations;
             negative means never.
         prompt_read: called after every prompt, before its answer goes on.
+        at_rest: called when the last of the requests at work has ended, before it is told so.
     """
 
     def __init__(
@@ -85,9 +86,11 @@ class Engine:
         keep_alive: float = -1.0,
         metrics: Metrics | None = None,
         prompt_read: Callable[[], None] = lambda: None,
+        at_rest: Callable[[], None] = lambda: None,
     ) -> None:
         self._open_model = open_model
         self._prompt_read = prompt_read
+        self._at_rest = at_rest
         self._tokenizer = tokenizer
         self.metrics = metrics or Metrics()
         self._max_queue = max_queue
@@ -364,6 +367,8 @@ class Engine:
             self._jobs.remove(job)
             self._idle.append(job.slot)
             self.metrics.requests[outcome] += 1
+        if not self._jobs:
+            self._at_rest()
 
 
 def _unforeseen(error: Exception) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from emberd.daemon.artifact import Artifact
 from emberd.daemon.bindings import ExpertCounters
 from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.expert_ledger import ExpertLedger
 
 _AHEAD_TOKENS = 64  # for which experts are read ahead
 _LEAST_USES = 0.25  # of an expert by so many tokens, for it to be read ahead
@@ -28,7 +30,13 @@ _UNSEEN = 1e-4  # share of the choices that an expert is given which a class nev
 class Residency:
     """Opens the models of an artifact, one after the other, with the same budget for experts.
 
-    Attributes: `budget` (bytes; None: all experts are mapped).
+    Attributes: `budget` (bytes; None: all experts are mapped), `ledger` (what experts have cost
+    since the first model was opened, up to the last call of `prompt_read` or `at_rest`).
+
+    At any time there is one class for all of the model's work: that of the prompt that was read
+    last. What experts cost since the end of the prompt before it, or since a rest in between, is
+    counted for its class, read-ahead included. Without a map, with prompts that are like no class,
+    and with requests for one token or none after a rest, it is counted for none.
     """
 
     def __init__(
@@ -40,6 +48,9 @@ class Residency:
         self.budget = budget
         self._reader_threads = reader_threads
         self._map = activation_map
+        classes = () if activation_map is None else activation_map.classes
+        self.ledger = ExpertLedger([entry.name for entry in classes])
+        self._class: int | None = None
         self._counted: Sequence[int] = ()  # choices of each expert when a prompt was last read
         self._lock = threading.Lock()
         self._least = 0  # budget of a step, in bytes, once a model has been opened
@@ -53,24 +64,35 @@ class Residency:
             self._model = weakref.ref(model)
             self._least = model.least_expert_budget
             self._counted = model.chosen_experts()
+            self.ledger.opened()
             self._compare(model)
         self._warm(model, None)
         return model
 
     def prompt_read(self) -> None:
-        """Warms the experts of the class that the tokens since the last call are likeliest of;
-        nothing more if they are like none."""
+        """Warms the experts of the class that the tokens since the last call, or rest, are
+        likeliest of; nothing more if they are like none."""
         model = self._opened()
-        if model is None or self._map is None or self.budget is None:
+        if model is None or self.budget is None:
             return
-        chosen = model.chosen_experts()
-        news = [now - before for now, before in zip(chosen, self._counted, strict=True)]
-        self._counted = chosen
-        found = likeliest_class(self._map, news)
-        if found is None:
-            model.warm_experts([])
-        else:
-            self._warm(model, found)
+        if self._map is not None:
+            chosen = model.chosen_experts()
+            news = [now - before for now, before in zip(chosen, self._counted, strict=True)]
+            self._counted = chosen
+            self._class = likeliest_class(self._map, news)
+            if self._class is None:
+                model.warm_experts([])
+            else:
+                self._warm(model, self._class)
+        self.ledger.count(model.expert_counters(), self._class, time.time())
+
+    def at_rest(self) -> None:
+        """Notes that no request is at work: what comes is of no class until its prompt was read."""
+        model = self._opened()
+        if model is not None and self.budget is not None:
+            self.ledger.count(model.expert_counters(), self._class, time.time())
+            self._counted = model.chosen_experts()
+        self._class = None
 
     def set_budget(self, budget: int | None) -> None:
         """Changes the budget of the open model, after the step that it is at, and of later ones.

@@ -83,8 +83,10 @@ class Metrics:
         self,
         gauges: Mapping[str, tuple[str, float]],
         experts: Sequence[ExpertCounts] = (),
+        classes: Sequence[tuple[str | None, ExpertCounts]] = (),
     ) -> str:
-        """The exposition; ``gauges``: name -> help, value; ``experts``: what each layer's cost."""
+        """The exposition; ``gauges``: name -> help, value; ``experts``: what each layer's cost;
+        ``classes``: what those of each class of commands cost, of no class (an empty label)."""
         lines = []
         for name, text, counts in (
             ("emberd_http_responses_total", "Responses by status code.", self._codes()),
@@ -109,7 +111,10 @@ class Metrics:
         ):
             lines += _header(f"emberd_{name}_seconds", text, "histogram")
             lines += histogram.lines(f"emberd_{name}_seconds")
-        lines += _expert_lines(experts)
+        layers = [(f'layer="{layer}"', counts) for layer, counts in enumerate(experts)]
+        lines += _expert_lines("emberd_expert", layers)
+        named = [(f'class="{_escaped(name or "")}"', counts) for name, counts in classes]
+        lines += _expert_lines("emberd_expert_class", named)
         lines += _header("emberd_start_seconds", "When, after its start, it first did.", "gauge")
         lines += [
             f'emberd_start_seconds{{milestone="{name}"}} {seconds:.4f}'
@@ -126,24 +131,30 @@ class Metrics:
         return [(f'outcome="{outcome}"', count) for outcome, count in self.requests.items()]
 
 
-def _expert_lines(layers: Sequence[ExpertCounts]) -> list[str]:
+def _expert_lines(prefix: str, counted: Sequence[tuple[str, ExpertCounts]]) -> list[str]:
+    """``counted``: label, counts."""
     lines = []
+    labels, counters = [label for label, _ in counted], [counts for _, counts in counted]
     for name, text, values in (
-        ("hits", "Experts that a step found in memory.", [c.hits for c in layers]),
-        ("misses", "Experts that a step had to wait for.", [c.misses for c in layers]),
-        ("read_bytes", "Bytes of experts that were read.", [c.bytes for c in layers]),
+        ("hits", "Experts that a step found in memory.", [c.hits for c in counters]),
+        ("misses", "Experts that a step had to wait for.", [c.misses for c in counters]),
+        ("read_bytes", "Bytes of experts that were read.", [c.bytes for c in counters]),
         (
             "stall_seconds",
             "Time that steps waited for experts.",
-            [c.stall_nanoseconds / 1e9 for c in layers],
+            [c.stall_nanoseconds / 1e9 for c in counters],
         ),
     ):
-        lines += _header(f"emberd_expert_{name}_total", text, "counter")
+        lines += _header(f"{prefix}_{name}_total", text, "counter")
         lines += [
-            f'emberd_expert_{name}_total{{layer="{layer}"}} {value}'
-            for layer, value in enumerate(values)
+            f"{prefix}_{name}_total{{{label}}} {value}"
+            for label, value in zip(labels, values, strict=True)
         ]
     return lines
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"")
 
 
 def _header(name: str, text: str, kind: str) -> list[str]:

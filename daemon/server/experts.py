@@ -11,23 +11,32 @@
      "by_layer": [{"layer": i, "resident": [expert, ...],
                    "chosen": [n, ...],        by expert: tokens that chose it since loading
                    "hits", "misses", "read_bytes", "stall_seconds",
-                   "expected": [x, ...]}]}    by expert: share of the choices, by the map
+                   "expected": [x, ...]}],    by expert: share of the choices, by the map
+     "by_class": [{"class": NAME | null,      null: of no class
+                   "hits", "misses", "read_bytes", "stall_seconds"}],
+     "minutes": [{"start": t, "hits", "misses"}]}   Unix time; those in which steps asked for any
 
 `?class=NAME` gives what is expected of that class, else it is of all classes by their priors;
-without a map there is no "expected". While the model is unloaded "loaded" is false, and only the
-name and the classes are there; so with a model that does not tell about its experts.
+without a map there is no "expected". While the model is unloaded "loaded" is false, and what is
+told of the model is not there; so with a model that does not tell about its experts.
+
+"by_class" and "minutes" go back to the start of the daemon, the others to when the model was
+loaded. They lag behind "by_layer" while requests are at work; `Residency` says which class is
+meant. There are no more than the last 60 minutes.
 
 GET /v1/experts.html shows the same to people.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
 from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.protocols import WatchableExperts
+from emberd.daemon.expert_ledger import ExpertLedger
+from emberd.daemon.protocols import ExpertCountersLike, WatchableExperts
 from emberd.daemon.server.api_error import ApiError
 from emberd.daemon.server.experts_page import page
 from emberd.daemon.server.keys import SERVING
@@ -67,6 +76,8 @@ def report(request: web.Request) -> dict[str, Any]:
     }
     if watched is not None:
         body |= _watched(watched, found, index)
+    if service.residency is not None:
+        body |= _counted(service.residency.ledger)
     return body
 
 
@@ -95,10 +106,7 @@ def _watched(
             "layer": layer,
             "resident": [expert for expert, there in enumerate(resident[row]) if there],
             "chosen": list(chosen[row]),
-            "hits": cost.hits,
-            "misses": cost.misses,
-            "read_bytes": cost.bytes,
-            "stall_seconds": cost.stall_nanoseconds / 1e9,
+            **_costs(cost),
         }
         if found is not None:
             entry["expected"] = [round(share, _DIGITS) for share in found.mass(layer, index)]
@@ -113,4 +121,20 @@ def _watched(
         "resident": sum(resident),
         "hit_rate": hits / (hits + misses) if hits + misses else None,
         "by_layer": by_layer,
+    }
+
+
+def _counted(ledger: ExpertLedger) -> dict[str, Any]:
+    return {
+        "by_class": [{"class": name, **_costs(cost)} for name, cost in ledger.by_class()],
+        "minutes": [asdict(minute) for minute in ledger.minutes()],
+    }
+
+
+def _costs(cost: ExpertCountersLike) -> dict[str, Any]:
+    return {
+        "hits": cost.hits,
+        "misses": cost.misses,
+        "read_bytes": cost.bytes,
+        "stall_seconds": cost.stall_nanoseconds / 1e9,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from html import escape
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +12,7 @@ _REFRESH_SECONDS = 2
 _LEFT, _WIDTH, _RIGHT = 70, 768, 170
 _HOTTEST = (178, 24, 43)
 _BAND = 9  # height of a row of experts
+_CURVE = 80  # height of the curve of hit rates
 
 
 def page(report: dict[str, Any]) -> str:
@@ -26,6 +28,7 @@ def page(report: dict[str, Any]) -> str:
             "</style></head><body>",
             f"<h1>Experts of {name}</h1>",
             *(_loaded(report) if report["loaded"] else ["<p>The model is not in memory.</p>"]),
+            *(_hit_rates(report) if report.get("minutes") else []),
             "</body></html>",
             "",
         ]
@@ -97,6 +100,44 @@ def _underlined(experts: Sequence[int], count: int, top: int) -> Iterator[str]:
     lines = "".join(f"M{_LEFT + expert * width:.2f} {top + 1}h{width:.2f}" for expert in experts)
     if lines:
         yield f'<path d="{lines}" stroke="#2166ac" stroke-width="2"/>'
+
+
+def _hit_rates(report: dict[str, Any]) -> Iterator[str]:
+    """By class, and a curve from minute to minute."""
+    rates = ", ".join(
+        f"{escape(entry['class'] or 'no class')} {_share(entry):.1%}"
+        for entry in report["by_class"]
+        if entry["hits"] + entry["misses"]
+    )
+    yield f"<p>Found in memory since the daemon was started: {rates}.</p>"
+    minutes = report["minutes"]
+    yield f"<p>In the last {len(minutes)} minutes in which experts were asked for:</p>"
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + _RIGHT}" '
+        f'height="{_CURVE + 2 * _BAND}" font-size="11">'
+    )
+    for percent, level in ((100, _BAND), (0, _BAND + _CURVE)):
+        yield f'<text x="0" y="{level + 4}">{percent} %</text>'
+        yield f'<path d="M{_LEFT} {level}h{_WIDTH}" stroke="#ccc"/>'
+    step = _WIDTH / max(len(minutes) - 1, 1)
+    points = [
+        (f"{_LEFT + step * number:.1f}", f"{_BAND + _CURVE * (1 - _share(minute)):.1f}", minute)
+        for number, minute in enumerate(minutes)
+    ]
+    line = " ".join(f"{x},{y}" for x, y, _ in points)
+    yield f'<polyline points="{line}" fill="none" stroke="#2166ac"/>'
+    for x, y, minute in points:
+        when = datetime.fromtimestamp(minute["start"], UTC)
+        yield (
+            f'<circle cx="{x}" cy="{y}" r="3" fill="#2166ac">'
+            f"<title>{when:%Y-%m-%d %H:%M} UTC: {_share(minute):.1%}</title></circle>"
+        )
+    yield "</svg>"
+
+
+def _share(counted: dict[str, Any]) -> float:
+    """Of what steps asked for, what was there."""
+    return float(counted["hits"] / (counted["hits"] + counted["misses"]))
 
 
 def _colour(heat: float) -> str:

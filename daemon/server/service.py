@@ -67,6 +67,7 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
         keep_alive=config.keep_alive,
         metrics=metrics,
         prompt_read=residency.prompt_read,
+        at_rest=residency.at_rest,
     )
     metrics.reached("model_opened")
     return Service(

@@ -111,6 +111,45 @@ def test_the_class_of_a_prompt_is_told_by_its_routing(
     assert np.mean(right) >= 0.8
 
 
+def test_costs_count_for_the_class_of_the_prompt(
+    demo_artifact: Path, activation_map: ActivationMap
+) -> None:
+    """From its first token on after a rest; a new model goes on counting."""
+    artifact = Artifact.open(demo_artifact)
+    climate, navigation = (prompts(artifact, name)[0] for name in ("climate", "navigation"))
+    with Model(artifact) as model:
+        residency = Residency(SLOTS * model.experts.expert_bytes, 2, activation_map)
+
+    def asked() -> dict[str | None, int]:
+        return {name: c.hits + c.misses for name, c in residency.ledger.by_class()}
+
+    def asked_of(model: Model) -> int:
+        return sum(c.hits + c.misses for c in model.expert_counters())
+
+    with residency.open(artifact, 2) as model, model.open_session(256) as session:
+        session.prefill(climate)
+        residency.prompt_read()
+        prompt = asked_of(model)
+        assert asked() == {"climate": prompt, "diagnosis": 0, "media": 0, "navigation": 0, None: 0}
+        session.step([1])
+        residency.at_rest()
+        answer = asked_of(model)
+        assert asked()["climate"] == answer > prompt
+        session.step([1])
+        residency.at_rest()
+        assert asked()[None] == asked_of(model) - answer > 0
+        others = asked_of(model)
+    with residency.open(artifact, 2) as model, model.open_session(256) as session:
+        session.prefill(2 * climate)
+        residency.at_rest()  # so that it does not hide what comes
+        session.reset()
+        before = asked_of(model)
+        session.prefill(navigation)
+        residency.prompt_read()
+        assert asked()["navigation"] == asked_of(model) - before > 0
+        assert sum(asked().values()) == others + asked_of(model)
+
+
 def test_a_budget_below_the_token_demand_warns_once(
     demo_artifact: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,5 +182,6 @@ def test_without_a_budget_or_a_map_nothing_is_read_ahead(
         residency.prompt_read()
         with residency.open(artifact, 1) as model:
             residency.prompt_read()
+            residency.at_rest()
             assert sum(c.bytes for c in model.expert_counters()) == 0
         residency.prompt_read()

@@ -140,7 +140,7 @@ def every_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
 def start(tokenizer: Tokenizer, run: Run) -> Start:
     """Starts daemons. `script`: text or tokens of every answer; None for a hash of the history.
 
-    Other arguments are settings of the fake model or of Config.
+    Other arguments are settings of the fake model or of Config, or what the engine calls.
     """
     start_of_turn = tokenizer.encode_with_control("<|im_start|>assistant\n")
     thinking = tokenizer.encode_with_control("<think>\n")
@@ -176,6 +176,7 @@ def start(tokenizer: Tokenizer, run: Run) -> Start:
             context=config.context or None,
             max_queue=config.max_queue,
             keep_alive=config.keep_alive,
+            **{name: settings[name] for name in ("prompt_read", "at_rest") if name in settings},
         )
         service = Service(
             name="tiny",

@@ -17,6 +17,7 @@ from emberd.daemon.core import Model
 from emberd.daemon.server.service import load_service
 
 MAP = Path(__file__).parents[3] / "firmware_assets" / "demo" / MAP_FILE
+EXPERT_BYTES = 24576  # of the embedded model
 CLASSES = ["climate", "diagnosis", "media", "navigation"]
 
 
@@ -87,6 +88,45 @@ async def test_a_budget_shows_in_residents_and_counters(run: Any, demo_artifact:
     assert sum(entry["read_bytes"] for entry in layers) == misses * report["expert_bytes"]
 
 
+def summed(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of what nothing that is read ahead adds to."""
+    names = ("hits", "misses", "stall_seconds")
+    return {name: pytest.approx(sum(entry[name] for entry in entries)) for name in names}
+
+
+async def test_costs_are_told_by_class_and_by_minute(
+    run: Any, demo_artifact: Path, tmp_path: Path
+) -> None:
+    config = Config(threads=1, expert_budget=20 * EXPERT_BYTES)
+    service = load_service(with_map(demo_artifact, tmp_path, MAP.read_bytes()), config)
+    daemon = await run(service, None)
+    before = await experts(daemon)
+    assert [entry["class"] for entry in before["by_class"]] == [*CLASSES, None]
+    assert before["minutes"] == []
+    await daemon.chat("set the driver side to 21 degrees", max_tokens=9, **daemon.endless)
+    first = await experts(daemon)
+    by_class = {entry["class"]: entry for entry in first["by_class"]}
+    layers = summed(first["by_layer"])
+    assert {name: by_class["climate"][name] for name in layers} == layers
+    await daemon.chat("skip to the next song of the album", max_tokens=9, **daemon.endless)
+    await daemon.chat("no more than one token is wanted of this", max_tokens=1)
+    second = await experts(daemon)
+    by_class = {entry["class"]: entry for entry in second["by_class"]}
+    assert by_class["climate"]["hits"] == layers["hits"]
+    assert by_class["media"]["hits"] > 0 < by_class[None]["hits"]
+    assert summed(second["by_class"]) == {
+        n: v.expected for n, v in summed(second["by_layer"]).items()
+    }
+    asked = sum(minute["hits"] + minute["misses"] for minute in second["minutes"])
+    assert asked == sum(entry["hits"] + entry["misses"] for entry in second["by_layer"])
+    async with daemon.http.get(f"{daemon.url}/metrics") as response:
+        text = await response.text()
+    hits = by_class["media"]["hits"]
+    assert f'emberd_expert_class_hits_total{{class="media"}} {hits}\n' in text
+    async with daemon.http.get(f"{daemon.url}/v1/experts.html") as response:
+        assert "<polyline" in await response.text()
+
+
 async def test_a_map_says_what_is_expected(run: Any, demo_artifact: Path, tmp_path: Path) -> None:
     daemon = await serve(run, with_map(demo_artifact, tmp_path, MAP.read_bytes()))
     found = ActivationMap.read(MAP)
@@ -122,11 +162,17 @@ async def test_the_page_is_html(run: Any, demo_artifact: Path, tmp_path: Path) -
 
 
 async def test_while_unloaded_there_is_nothing_to_tell(run: Any, demo_artifact: Path) -> None:
-    config = Config(threads=1, keep_alive=0.01)
+    config = Config(threads=1, keep_alive=0.01, expert_budget=20 * EXPERT_BYTES)
     daemon = await run(load_service(demo_artifact, config), None)
-    await daemon.until(lambda load: not load.loaded)
-    report = await experts(daemon)
-    assert not report["loaded"] and "by_layer" not in report
+    asked = 0
+    for _ in range(2):  # what was counted stays
+        await daemon.chat("set the driver side to 21 degrees", max_tokens=3)
+        await daemon.until(lambda load: not load.loaded)
+        report = await experts(daemon)
+        assert not report["loaded"] and "by_layer" not in report
+        (entry,) = report["by_class"]
+        assert entry["class"] is None and entry["hits"] + entry["misses"] > asked
+        asked = entry["hits"] + entry["misses"]
 
 
 async def test_it_needs_the_key(run: Any, demo_artifact: Path) -> None:

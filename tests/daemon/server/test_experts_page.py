@@ -81,6 +81,40 @@ def test_without_a_map_there_is_a_line_a_layer(chosen: list[int]) -> None:
     assert not list(root.iter("a")) and not list(root.iter(f"{SVG}path"))
 
 
+MINUTES = [
+    {"start": 1_800_000_000, "hits": 1, "misses": 3},
+    {"start": 1_800_000_120, "hits": 3, "misses": 1},
+    {"start": 1_800_000_180, "hits": 4, "misses": 0},
+]
+BY_CLASS = [
+    {"class": "r&d", "hits": 6, "misses": 4},
+    {"class": "media", "hits": 0, "misses": 0},
+    {"class": None, "hits": 2, "misses": 0},
+]
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_hit_rates_are_told_by_class_and_drawn_by_minute(loaded: bool) -> None:
+    root = parsed(page(report(loaded=loaded, minutes=MINUTES, by_class=BY_CLASS)))
+    assert "daemon was started: r&d 60.0%, no class 100.0%." in "".join(root.itertext())
+    (line,) = root.iter(f"{SVG}polyline")
+    points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+    assert points == [(70, 69), (454, 29), (838, 9)]
+    circles = list(root.iter(f"{SVG}circle"))
+    assert [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in circles] == points
+    assert circles[1][0].text == "2027-01-15 08:02 UTC: 75.0%"
+
+
+def test_the_first_minute_is_a_point() -> None:
+    root = parsed(page(report(minutes=MINUTES[:1], by_class=BY_CLASS)))
+    assert len(list(root.iter(f"{SVG}circle"))) == 1
+
+
+def test_before_any_minute_no_rates_are_drawn() -> None:
+    root = parsed(page(report(minutes=[], by_class=BY_CLASS)))
+    assert not list(root.iter(f"{SVG}polyline")) and "no class" not in "".join(root.itertext())
+
+
 def test_an_unloaded_model_has_no_picture() -> None:
     root = parsed(page({"model": "m", "loaded": False, "class": None, "classes": []}))
     assert "not in memory" in "".join(root.itertext()) and not list(root.iter(f"{SVG}svg"))

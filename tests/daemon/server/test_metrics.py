@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from emberd.daemon.bindings import ExpertCounters
+from emberd.daemon.metrics import Metrics
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABELS = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"(?:,|$)')
@@ -106,6 +108,26 @@ async def test_what_requests_did_is_counted(serve: Any) -> None:
     assert values["emberd_slot_tokens"] >= first["prompt_tokens"] + 5
     assert values["process_resident_memory_bytes"] > 1 << 20
     assert values["process_open_fds"] > 3
+
+
+def test_experts_are_counted_by_layer_and_by_class() -> None:
+    layers = [
+        ExpertCounters(hits=3, misses=1, bytes=50),
+        ExpertCounters(stall_nanoseconds=2 * 10**9),
+    ]
+    named = [('a "b\\c', ExpertCounters(hits=2, misses=4)), (None, ExpertCounters(bytes=7))]
+    families = parse(Metrics().text({}, layers, named))
+    assert families["emberd_expert_hits_total"].samples == {
+        ("emberd_expert_hits_total", (("layer", "0"),)): 3,
+        ("emberd_expert_hits_total", (("layer", "1"),)): 0,
+    }
+    assert families["emberd_expert_class_misses_total"].samples == {
+        ("emberd_expert_class_misses_total", (("class", 'a \\"b\\\\c'),)): 4,
+        ("emberd_expert_class_misses_total", (("class", ""),)): 0,
+    }
+    stalls = families["emberd_expert_stall_seconds_total"].samples.values()
+    assert list(stalls) == [0, 2]
+    assert list(families["emberd_expert_class_read_bytes_total"].samples.values()) == [0, 7]
 
 
 async def test_how_busy_the_daemon_is(start: Any, tokenizer: Any) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from emberd.daemon.engine import SHARED_CHUNK, EngineClosed
+from emberd.daemon.engine import SHARED_CHUNK, EngineClosed, GenerationFailed
 from emberd.daemon.generation import Request
 from emberd.daemon.sampling import SamplingParameters
 
@@ -40,6 +40,23 @@ async def test_a_stream_waits_for_one_chunk_at_most(start: Any) -> None:
         worst = max(worst, between)
     assert worst == SHARED_CHUNK
     assert prompt_tokens > 2 * SHARED_CHUNK
+
+
+async def test_a_rest_begins_when_the_last_request_ends(start: Any, tokenizer: Any) -> None:
+    (poison,) = tokenizer.encode("~")
+    told: list[str] = []
+    callbacks = {name: (lambda n=name: told.append(n)) for name in ("prompt_read", "at_rest")}
+    daemon = await start(slots=2, poison=poison, **callbacks)
+    engine = daemon.service.engine
+    with engine._changed:
+        streams = [engine.submit(_request([number], 5)) for number in (2, 3)]
+    await asyncio.gather(*map(_consume, streams))
+    assert told == ["prompt_read", "prompt_read", "at_rest"]
+    await _consume(engine.submit(_request([4], 1)))
+    with pytest.raises(GenerationFailed):
+        await _consume(engine.submit(_request([poison], 5)))
+    await daemon.idle()
+    assert told[3:] == ["at_rest", "at_rest"]
 
 
 async def test_prompts_take_turns(start: Any) -> None:
