@@ -87,7 +87,8 @@ class Residency:
         self.ledger.count(model.expert_counters(), self._class, time.time())
 
     def at_rest(self) -> None:
-        """Notes that no request is at work: what comes is of no class until its prompt was read."""
+        """Notes that no request is at work: nothing is of a class then until a prompt was read,
+        and the tokens so far have no say in which that is."""
         model = self._opened()
         if model is not None and self.budget is not None:
             self.ledger.count(model.expert_counters(), self._class, time.time())

@@ -64,6 +64,7 @@ class EmberdSide:
         self.prefill(prompt)
         self._residency.prompt_read()
         self.decode(count)
+        self._residency.at_rest()
         return time.perf_counter() - start
 
     def turn_to(self, topic: int, topics: int) -> float:
