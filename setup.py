@@ -23,6 +23,7 @@ setup(
                 "daemon/native/sampling.c",
                 "daemon/native/session.c",
                 "daemon/native/slots.c",
+                "daemon/native/stall.c",
                 "daemon/native/store.c",
                 "daemon/native/vocabulary.c",
             ],

@@ -50,6 +50,7 @@ class ExpertCounters(ctypes.Structure):
         ("misses", ctypes.c_int64),
         ("bytes", ctypes.c_int64),
         ("stall_nanoseconds", ctypes.c_int64),
+        ("skipped", ctypes.c_int64),
     )
 
 
@@ -155,6 +156,7 @@ def _load() -> ctypes.CDLL:
         "ember_model_watch_experts": (None, (pointer, ExpertWatch)),
         "ember_model_set_expert_budget": (ctypes.c_int, (pointer, int64, pointer, *error)),
         "ember_model_least_expert_budget": (int64, (pointer,)),
+        "ember_model_break_stalls": (ctypes.c_int, (pointer, int64, ctypes.c_float, *error)),
         "ember_model_prioritise_experts": (None, (pointer, pointer)),
         "ember_model_warm_experts": (ctypes.c_int, (pointer, pointer, int64, *error)),
         "ember_model_trace": (ctypes.c_int, (pointer, pointer, *error)),

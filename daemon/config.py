@@ -21,6 +21,9 @@ class Config:
         expert_budget: bytes of memory for experts, or a text such as "6G"; the others are read
             from the disk as they are needed. Negative means that all are mapped.
         reader_threads: that read those.
+        stall_deadline: milliseconds that a token may wait for those; then missing experts whose
+            routing weight is below stall_weight are skipped, which changes answers. 0: none are.
+        stall_weight: see there.
         max_queue: requests that may wait for a slot; more get 429.
         max_body_bytes: largest request body; more gets 413.
         keep_alive: how long an idle model stays in memory: seconds, or a text such as "5m";
@@ -37,6 +40,8 @@ class Config:
     threads: int = 0
     expert_budget: int = -1
     reader_threads: int = 4
+    stall_deadline: float = 0.0
+    stall_weight: float = 0.05
     max_queue: int = 32
     max_body_bytes: int = 8 << 20
     keep_alive: float = -1.0
@@ -51,6 +56,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "threads": (0, 256),
     "expert_budget": (-1, 1 << 62),
     "reader_threads": (1, 64),
+    "stall_deadline": (0, 60_000),
+    "stall_weight": (0, 1),
     "max_queue": (0, 1 << 16),
     "max_body_bytes": (1 << 10, 1 << 30),
     "keep_alive": (-1e9, 1e9),

@@ -7,6 +7,7 @@ sessions may be used from several threads, and wait for each other.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import threading
@@ -37,6 +38,7 @@ from emberd.daemon.machine import physical_cpus
 
 MAX_THREADS = 256
 MAX_READERS = 64
+MAX_STALL_SECONDS = 3600
 PINNED = 2**31 - 1  # a priority
 
 
@@ -162,6 +164,24 @@ class Model:
             asked = 2**63 - 1 if budget is None else max(-1, min(budget, 2**63 - 1))
             accepted(core.ember_model_set_expert_budget, handle, asked, self._counters)
             self.expert_budget = budget
+
+    def break_stalls(self, deadline: float, weight: float) -> None:
+        """Bounds what a step of one token waits for experts: after `deadline` seconds in all,
+        missing ones whose routing weight is below `weight` are skipped and counted. The others'
+        weights then grow by one factor that makes up for theirs; the expert of the greatest weight
+        in a layer is always waited for. A deadline of 0 turns that off, as it is at first.
+
+        Results depend on the disk while it is on. Prompts and batches skip none. Raises EmberdError
+        for a program built without moa_fusion.
+        """
+        if not (0 <= deadline <= MAX_STALL_SECONDS and 0 <= weight <= 1):
+            raise EmberdError(
+                f"a stall deadline of {deadline} s for weights below {weight}: expected 0 to "
+                f"{MAX_STALL_SECONDS} s and 0 to 1"
+            )
+        with self._lock:
+            nanoseconds = math.ceil(deadline * 1e9)
+            accepted(core.ember_model_break_stalls, self._opened(), nanoseconds, weight)
 
     def set_expert_priorities(self, priorities: Sequence[int]) -> None:
         """Sets the priority of every expert, int32 [layers * experts]: 0 at first, PINNED at most.

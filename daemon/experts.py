@@ -44,13 +44,17 @@ class Residency:
         budget: int | None,
         reader_threads: int,
         activation_map: ActivationMap | None = None,
+        stall_deadline: float = 0.0,
+        stall_weight: float = 0.0,
     ) -> None:
+        """`stall_deadline` (seconds), `stall_weight`: as in Model.break_stalls."""
         self.budget = budget
         self._reader_threads = reader_threads
         self._map = activation_map
         classes = () if activation_map is None else activation_map.classes
         self.ledger = ExpertLedger([entry.name for entry in classes])
         self._class: int | None = None
+        self._stall = stall_deadline, stall_weight
         self._counted: Sequence[int] = ()  # choices of each expert when a prompt was last read
         self._lock = threading.Lock()
         self._least = 0  # budget of a step, in bytes, once a model has been opened
@@ -61,6 +65,8 @@ class Residency:
         """Opens the model. Raises EmberdError."""
         with self._lock:
             model = Model(artifact, threads, self.budget, self._reader_threads)
+            if self._stall[0] > 0:
+                model.break_stalls(*self._stall)
             self._model = weakref.ref(model)
             self._least = model.least_expert_budget
             self._counted = model.chosen_experts()

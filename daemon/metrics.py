@@ -29,6 +29,9 @@ class ExpertCounts(Protocol):
     @property
     def stall_nanoseconds(self) -> int: ...
 
+    @property
+    def skipped(self) -> int: ...
+
 
 class Histogram:
     """Observations in seconds."""
@@ -137,7 +140,8 @@ def _expert_lines(prefix: str, counted: Sequence[tuple[str, ExpertCounts]]) -> l
     labels, counters = [label for label, _ in counted], [counts for _, counts in counted]
     for name, text, values in (
         ("hits", "Experts that a step found in memory.", [c.hits for c in counters]),
-        ("misses", "Experts that a step had to wait for.", [c.misses for c in counters]),
+        ("misses", "Experts that a step did not find there.", [c.misses for c in counters]),
+        ("skipped", "Missing experts that a step went on without.", [c.skipped for c in counters]),
         ("read_bytes", "Bytes of experts that were read.", [c.bytes for c in counters]),
         (
             "stall_seconds",

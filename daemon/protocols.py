@@ -112,6 +112,9 @@ class ExpertCountersLike(Protocol):
     @property
     def stall_nanoseconds(self) -> int: ...
 
+    @property
+    def skipped(self) -> int: ...
+
 
 @runtime_checkable
 class WatchableExperts(Protocol):

@@ -68,7 +68,7 @@ static bool read_missing(ember_store *store)
     bool all = true, some = false;
     for (int32_t i = 0; i < store->wanted_count; i++) {
         int32_t expert = store->wanted[i].expert, index = store->slot_of[expert];
-        if (store->wanted[i].progress == EMBER_FINISHED)
+        if (store->wanted[i].progress >= EMBER_FINISHED)
             continue;
         if (index < 0) {
             index = ember_store_place(store, expert, INT32_MAX, UINT64_MAX);
@@ -85,7 +85,7 @@ static bool read_missing(ember_store *store)
     return all;
 }
 
-static bool is_ready(const ember_store *store, const ember_wanted *wanted)
+bool ember_store_is_ready(const ember_store *store, const ember_wanted *wanted)
 {
     int32_t index = store->slot_of[wanted->expert];
     return index >= 0 && store->slots[index].ready;
@@ -95,7 +95,8 @@ static int32_t count_ready(const ember_store *store)
 {
     int32_t count = 0;
     for (int32_t i = 0; i < store->wanted_count; i++)
-        count += store->wanted[i].progress == EMBER_WAITING && is_ready(store, &store->wanted[i]);
+        count += store->wanted[i].progress == EMBER_WAITING &&
+                 ember_store_is_ready(store, &store->wanted[i]);
     return count;
 }
 
@@ -110,19 +111,21 @@ static bool check_failure(const ember_store *store, ember_error error)
                       store->failed % experts, store->failed / experts, reason);
 }
 
-/* Waits until `count` of the experts are ready, and has missing ones read as slots become free;
- * `all_read`: whether none is left to be. */
+/* Waits until `count` of the experts are ready or skipped, and has missing ones read as slots become
+ * free; `all_read`: whether none is left to be. */
 static bool wait_for(ember_store *store, int32_t count, bool *all_read, ember_error error)
 {
     int64_t start = 0;
     for (;;) {
         *all_read = read_missing(store);
-        if (!check_failure(store, error) || count_ready(store) >= count)
+        if (!check_failure(store, error) || count_ready(store) + store->skipped >= count)
             break;
         if (start == 0)
             start = ember_nanoseconds();
         store->waiting = true;
-        ember_reader_wait(store->reader);
+        bool forever = store->patience == INT64_MAX;
+        if (!ember_reader_wait(store->reader, forever ? INT64_MAX : start + store->patience))
+            ember_store_skip(store);
     }
     if (start != 0) {
         store->waiting = false;
@@ -140,7 +143,8 @@ static void hand_out(ember_store *store, int32_t count)
     for (int32_t i = 0; i < store->wanted_count; i++) {
         ember_wanted *wanted = &store->wanted[i];
         int32_t expert = wanted->expert % store->config.layout.experts;
-        bool taken = count > 0 && wanted->progress == EMBER_WAITING && is_ready(store, wanted);
+        bool taken = count > 0 && wanted->progress == EMBER_WAITING &&
+                     ember_store_is_ready(store, wanted);
         store->table[expert] = taken ? store->slot_of[wanted->expert] : -1;
         if (taken) {
             store->slots[store->slot_of[wanted->expert]].needed = store->clock;
@@ -157,15 +161,23 @@ bool ember_store_acquire(ember_store *store, int32_t layer, const ember_acquired
     store->clock++;
     store->layer = layer;
     store->table = acquired->table->dl.data;
+    store->acquired = acquired;
     store->failed = -1;
+    store->skipped = 0;
+    store->patience = ember_store_patience(store, in_waves);
     bool ok = list_wanted(store, acquired->ids, error), all_read;
     if (ok) {
         sort_wanted(store);
         count_wanted(store);
+        if (store->patience <= 0)
+            ember_store_skip(store); /* without a read, which needed ones would have to wait for */
         ok = wait_for(store, in_waves ? 0 : store->wanted_count, &all_read, error);
     }
-    if (ok && !in_waves)
+    if (ok && !in_waves) {
         hand_out(store, store->wanted_count);
+        if (store->skipped > 0)
+            ember_store_replace_skipped(store);
+    }
     ember_reader_unlock(store->reader);
     return ok;
 }

@@ -107,6 +107,7 @@ typedef struct {
     int64_t misses;
     int64_t bytes;
     int64_t stall_nanoseconds;
+    int64_t skipped; /* of those that were not there; see ember_model_break_stalls */
 } ember_expert_counters;
 
 /* What can be seen of experts while steps run, for each [layers * experts]. */
@@ -130,6 +131,15 @@ EMBER_API ember_status ember_model_set_expert_budget(ember_model *model, int64_t
 
 /* The least budget that is not refused. */
 EMBER_API int64_t ember_model_least_expert_budget(const ember_model *model);
+
+/* When a step of one token has waited so long for experts in all, missing ones whose routing weight
+ * is below `weight` are no longer waited for: the others' weights grow by one factor that makes up
+ * for theirs, so the step computes what it would have if the router had chosen only the others. A
+ * layer's expert of the greatest weight is never skipped, prompts and batches skip none, and a
+ * trace notes what the router chose. 0 nanoseconds: nothing is skipped, as when a model opens.
+ * Refused when the program does not say where the weights of its router are. */
+EMBER_API ember_status ember_model_break_stalls(ember_model *model, int64_t nanoseconds,
+                                                float weight, char *error, size_t size);
 
 /* An expert of the lowest priority makes place for another first, of equal ones the one unused for
  * longest. One that is pinned goes only when a step finds no other to replace. */

@@ -208,7 +208,8 @@ void ember_reader_close(ember_reader *reader); /* after the reads that have begu
 void ember_reader_lock(ember_reader *reader);
 void ember_reader_unlock(ember_reader *reader);
 void ember_reader_start(ember_reader *reader); /* there is something to read; with the lock */
-void ember_reader_wait(ember_reader *reader);  /* until a read is done; with the lock */
+/* Until a read is done, or false at this time (of ember_nanoseconds); with the lock. */
+bool ember_reader_wait(ember_reader *reader, int64_t until);
 
 /* ---- ahead.c */
 /* How far a map has been read ahead; guarded by the lock of the reader that does. */
@@ -224,7 +225,13 @@ bool ember_ahead_open(ember_ahead *ahead, const ember_mapping *mapping, ember_er
 void ember_ahead_close(ember_ahead *ahead);
 bool ember_ahead_next(ember_ahead *ahead, ember_read *read);
 
-/* ---- store.c, reads.c and acquire.c: the expert store */
+/* ---- store.c, slots.c, reads.c, acquire.c and stall.c: the expert store */
+/* When a step stops waiting for which experts; as in ember_model_break_stalls. */
+typedef struct {
+    int64_t nanoseconds;
+    float weight;
+} ember_stall_breaker;
+
 typedef struct {
     ember_expert_layout layout;
     const int32_t *positions; /* [layers * experts] in the bank; -1: no such expert */
@@ -233,6 +240,7 @@ typedef struct {
     ember_expert_counters *counters; /* [layers] */
     uint8_t *resident; /* [layers * experts], kept up to date; or NULL */
     ember_ahead *ahead; /* what is read before anything is warmed */
+    const ember_stall_breaker *breaker;
     int file;
     int threads; /* that read */
 } ember_store_config;
@@ -250,7 +258,7 @@ bool ember_store_resize(ember_store *store, int32_t slots, ember_error error);
 void ember_store_prioritise(ember_store *store, const int32_t *priorities);
 void ember_store_warm(ember_store *store, const int32_t *experts, int64_t count);
 /* Finds the experts of a layer that `acquired` wants, and has missing ones read. Unless
- * `in_waves`, it returns when all of them are in the table. */
+ * `in_waves`, it returns when all of them are in the table, or skipped. */
 bool ember_store_acquire(ember_store *store, int32_t layer, const ember_acquired *acquired,
                          bool in_waves, ember_error error);
 
@@ -280,6 +288,7 @@ typedef struct {
     ember_store *store; /* NULL: mapped */
     int32_t *positions; /* as in ember_store_config */
     int32_t *priorities;
+    ember_stall_breaker breaker;
     void *tables; /* the initial content of TABLES */
     int64_t bank_bytes;
     int file;

@@ -66,14 +66,27 @@ ember_expert_layout ember_model_experts(const ember_model *model)
     return model->program.experts;
 }
 
+static bool has_router_weights(const ember_model *model, ember_error error)
+{
+    return model->program.has_router_weights ||
+           ember_fail(error, "the program has no router weights at its experts: it was built "
+                             "without moa_fusion");
+}
+
 ember_status ember_model_trace(ember_model *model, ember_trace *trace, char *text, size_t size)
 {
-    if (trace && !model->program.has_router_weights) {
-        ember_fail((ember_error){text, size}, "the program has no router weights at its experts: "
-                                              "it was built without moa_fusion");
+    if (trace && !has_router_weights(model, (ember_error){text, size}))
         return EMBER_REFUSED;
-    }
     model->trace = trace;
+    return EMBER_OK;
+}
+
+ember_status ember_model_break_stalls(ember_model *model, int64_t nanoseconds, float weight,
+                                      char *text, size_t size)
+{
+    if (nanoseconds > 0 && !has_router_weights(model, (ember_error){text, size}))
+        return EMBER_REFUSED;
+    model->residency.breaker = (ember_stall_breaker){nanoseconds, weight};
     return EMBER_OK;
 }
 

@@ -175,10 +175,12 @@ ember_acquired ember_step_acquired(const ember_step *step)
                             arguments[last - 1].pointer, arguments[last].pointer};
 }
 
-static bool are_router_weights(const dl_tensor *weights, const dl_tensor *ids)
+static bool are_router_weights(const ember_tensor *tensor, const dl_tensor *ids)
 {
+    const dl_tensor *weights = &tensor->dl;
     return weights->dtype.code == DL_FLOAT && weights->dtype.bits == 32 && weights->ndim == 2 &&
-           weights->shape[0] == ids->shape[0] && weights->shape[1] == ids->shape[1];
+           weights->shape[0] == ids->shape[0] && weights->shape[1] == ids->shape[1] &&
+           tensor->section == EMBER_SCRATCH; /* the stall breaker changes them */
 }
 
 /* Notes how experts lie and are chosen: the first time; then it must be the same. */
@@ -211,7 +213,7 @@ static bool check_acquire(ember_program *program, const ember_step *step, ember_
         acquired.table->dl.ndim != 1 || acquired.table->shape[0] > INT32_MAX ||
         acquired.table->section != EMBER_TABLES || acquired.bank->dl.ndim < 1 ||
         acquired.bank->section != EMBER_EXPERTS || acquired.bank->offset != 0 ||
-        (acquired.weights && !are_router_weights(&acquired.weights->dl, &acquired.ids->dl)))
+        (acquired.weights && !are_router_weights(acquired.weights, &acquired.ids->dl)))
         return ember_fail(error, "program: acquire_experts of layer %d takes (ids i32[T,K], weights"
                                  " f32[T,K], table i32[E], bank) or these without the weights",
                           step->symbol);

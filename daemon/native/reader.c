@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -141,7 +142,11 @@ ember_reader *ember_reader_open(int file, int64_t bytes, int threads, ember_read
     reader->file = file;
     pthread_mutex_init(&reader->lock, NULL);
     pthread_cond_init(&reader->work, NULL);
-    pthread_cond_init(&reader->done, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC); /* as ember_nanoseconds */
+    pthread_cond_init(&reader->done, &attributes);
+    pthread_condattr_destroy(&attributes);
     atomic_store(&reader->direct, bytes % DIRECT_ALIGNMENT == 0 && set_direct(file, true));
     int code = start_threads(reader, threads);
     if (code != 0) {
@@ -183,7 +188,10 @@ void ember_reader_start(ember_reader *reader)
     pthread_cond_broadcast(&reader->work);
 }
 
-void ember_reader_wait(ember_reader *reader)
+bool ember_reader_wait(ember_reader *reader, int64_t until)
 {
-    pthread_cond_wait(&reader->done, &reader->lock);
+    if (until == INT64_MAX)
+        return pthread_cond_wait(&reader->done, &reader->lock) == 0;
+    struct timespec time = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+    return pthread_cond_timedwait(&reader->done, &reader->lock, &time) != ETIMEDOUT;
 }

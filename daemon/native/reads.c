@@ -110,6 +110,7 @@ void ember_store_set_running(ember_store *store, bool running)
 {
     ember_reader_lock(store->reader);
     store->running = running;
+    store->stall_before = store->stall;
     if (!running)
         ember_reader_start(store->reader);
     ember_reader_unlock(store->reader);

@@ -110,6 +110,7 @@ static bool open_store(ember_model *model, int32_t slots, ember_expert_counters 
         .counters = counters,
         .resident = model->watch.resident,
         .ahead = &model->ahead,
+        .breaker = &residency->breaker,
         .file = residency->file,
         .threads = residency->threads,
     };

@@ -83,7 +83,7 @@ bool ember_store_resize(ember_store *store, int32_t slots, ember_error error)
     store->clock++; /* nothing is needed between steps */
     store->warm_next = store->warm_count;
     while (store->reading > 0)
-        ember_reader_wait(store->reader);
+        ember_reader_wait(store->reader, INT64_MAX);
     while (store->occupied > slots) {
         int32_t index = ember_store_find_victim(store, INT32_MAX, UINT64_MAX);
         ember_store_empty_slot(store, index);

@@ -15,7 +15,7 @@ typedef struct {
     uint64_t needed; /* the acquire that still needs it */
 } ember_slot;
 
-typedef enum { EMBER_WAITING, EMBER_RUNNING, EMBER_FINISHED } ember_progress;
+typedef enum { EMBER_WAITING, EMBER_RUNNING, EMBER_FINISHED, EMBER_SKIPPED } ember_progress;
 
 typedef struct {
     int32_t expert; /* index */
@@ -45,11 +45,15 @@ struct ember_store {
     ember_wanted *wanted; /* of the current acquire, in the order of the file */
     uint64_t *seen; /* by expert of a layer: the acquire that last wanted it */
     int32_t wanted_count;
+    int32_t skipped; /* of them */
     int32_t layer;
     int32_t *table;
+    const ember_acquired *acquired;
     int32_t failed; /* an expert needed that could not be read, or -1 */
     int failed_code;
     int64_t stall;
+    int64_t stall_before; /* the present step */
+    int64_t patience;     /* how long this acquire waits until it skips; INT64_MAX: for ever */
 };
 
 /* ---- slots.c */
@@ -66,5 +70,17 @@ void ember_store_set_resident(const ember_store *store, int32_t expert, bool res
 void ember_store_enqueue(ember_store *store, int32_t index); /* a slot that a step needs read */
 bool ember_store_next_read(void *self, ember_read *read);    /* as in ember_read_owner */
 void ember_store_read_done(void *self, const ember_read *read, int code);
+
+/* ---- acquire.c */
+/* Whether an expert that is wanted has been read. */
+bool ember_store_is_ready(const ember_store *store, const ember_wanted *wanted);
+
+/* ---- stall.c */
+/* How long the step may still wait before it skips experts, in nanoseconds; INT64_MAX: for ever. */
+int64_t ember_store_patience(const ember_store *store, bool in_waves);
+/* Skips the wanted experts that are missing and weigh little; those left are waited for. */
+void ember_store_skip(ember_store *store);
+/* Points the skipped experts at one that is there, and gives their weights to the others. */
+void ember_store_replace_skipped(ember_store *store);
 
 #endif

@@ -57,7 +57,13 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
     template = load_template(artifact)
     metrics.reached("template_compiled")
     activation_map = ActivationMap.of(artifact)
-    residency = Residency(expert_budget(config), config.reader_threads, activation_map)
+    residency = Residency(
+        expert_budget(config),
+        config.reader_threads,
+        activation_map,
+        config.stall_deadline / 1000,
+        config.stall_weight,
+    )
     engine = Engine(
         lambda: _open_model(artifact, config.threads or None, residency),
         tokenizer,

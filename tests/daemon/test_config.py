@@ -45,6 +45,8 @@ def test_settings_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
         ("expert_budget: 1" + "0" * 5000, "not YAML: "),
         ("host: 2026-99-99", "not YAML: "),
         ("reader_threads: 0", "reader_threads: expected 1 to 64"),
+        ("stall_deadline: -1", "stall_deadline: expected 0 to 60000"),
+        ("stall_weight: 2", "stall_weight: expected 0 to 1"),
         ("host: 3", "host: expected str"),
         ('host: ""', "host: empty; write 0.0.0.0 to listen on every interface"),
         ("[" * 20_000, "nested too deep"),

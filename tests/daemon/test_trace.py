@@ -90,6 +90,9 @@ def test_a_program_without_router_weights(tiny: Any, tmp_path: Path) -> None:
         trace = RoutingTrace(model)
         with pytest.raises(EmberdError, match="built without moa_fusion"), trace:
             pass
+        with pytest.raises(EmberdError, match="built without moa_fusion"):
+            model.break_stalls(1.0, 0.1)
+        model.break_stalls(0.0, 0.1)
         with model.open_session(8) as session:
             session.step([1])
     with pytest.raises(EmberdError, match="closed"), trace:

@@ -67,17 +67,21 @@ int __tvm_ffi_refuse(void *self, const tvm_any *arguments, int32_t count, tvm_an
     return __TVMBackendParallelLaunch(refuse_task, 0, 3);
 }
 
-/* (tokens, ids of layer 0, ids of layer 1): each token chooses two of eight experts in a layer. */
+/* (tokens, ids and weights of layer 0, those of layer 1): each token chooses two of eight experts in
+ * a layer. */
 int __tvm_ffi_route(void *self, const tvm_any *arguments, int32_t count, tvm_any *result)
 {
     (void)self, (void)count, (void)result;
     const dl_tensor *tokens = arguments[0].pointer;
     const int32_t *token = tokens->data;
     for (int layer = 0; layer < 2; layer++) {
-        int32_t *ids = ((const dl_tensor *)arguments[1 + layer].pointer)->data;
+        int32_t *ids = ((const dl_tensor *)arguments[1 + 2 * layer].pointer)->data;
+        float *weights = ((const dl_tensor *)arguments[2 + 2 * layer].pointer)->data;
         for (int64_t t = 0; t < tokens->shape[0]; t++)
-            for (int k = 0; k < 2; k++)
+            for (int k = 0; k < 2; k++) {
                 ids[2 * t + k] = (token[t] * 5 + layer * 3 + k * (1 + token[t] % 3)) % 8;
+                weights[2 * t + k] = k == token[t] % 2 ? 0.75F : 0.25F;
+            }
     }
     return 0;
 }

@@ -146,7 +146,8 @@ static void set_sequence(int first, int64_t tokens, int64_t shape)
 static int64_t write_steps(int32_t *words, int first, ember_step_kind kind)
 {
     int32_t *at = words;
-    const int32_t route[] = {EMBER_CALL, 0, 1 + LAYERS, first, first + 1, first + 4};
+    const int32_t route[] = {EMBER_CALL, 0,         1 + 2 * LAYERS, first,
+                             first + 1,  first + 2, first + 4,      first + 5};
     at = (int32_t *)memcpy(at, route, sizeof route) + sizeof route / sizeof *route;
     for (int layer = 0; layer < LAYERS; layer++) {
         int ids = first + 1 + 3 * layer;
@@ -226,17 +227,6 @@ static int32_t chosen(int32_t token, int layer, int k)
     return (token * 5 + layer * 3 + k * (1 + token % 3)) % EXPERTS;
 }
 
-static void check_sums(const int32_t *tokens, int32_t count, int64_t bytes)
-{
-    for (int layer = 0; layer < LAYERS; layer++)
-        for (int32_t i = 0; i < count; i++)
-            for (int k = 0; k < TOP_K; k++) {
-                float sum = logits[layer * CHUNK * TOP_K + i * TOP_K + k];
-                int32_t position = position_of(layer, chosen(tokens[i], layer, k));
-                CHECK(sum == (float)(position * (bytes / 4)));
-            }
-}
-
 /* ---- random steps */
 typedef struct {
     ember_model *model;
@@ -245,6 +235,48 @@ typedef struct {
     int64_t expert_bytes;
     int failed;
 } running;
+
+static int64_t skipped(void)
+{
+    int64_t count = 0;
+    for (int layer = 0; layer < LAYERS; layer++)
+        count += counters[layer].skipped;
+    return count;
+}
+
+/* What the kernel `route` gives the k-th expert of a token. */
+static float weight_of(int32_t token, int k)
+{
+    return k == token % 2 ? 0.75F : 0.25F;
+}
+
+/* Whether experts of a layer were those chosen, but for a light one that may have been skipped: it
+ * left its weight to the other one, and its entry of the table as well. Returns how many were. */
+static int64_t check_token(const running *run, int layer, int32_t index, int32_t token)
+{
+    int64_t line = CHUNK * TOP_K * 4;
+    const float *weights = (const float *)(void *)(run->model->sections[EMBER_SCRATCH].base +
+                                                   (2 * layer + 1) * line) + index * TOP_K;
+    const float *sums = logits + layer * CHUNK * TOP_K + index * TOP_K;
+    int heavy = token % 2, light = 1 - heavy;
+    bool left_out = weights[light] == 0;
+    for (int k = 0; k < TOP_K; k++) {
+        int used = left_out ? heavy : k;
+        CHECK(weights[k] == (left_out ? (float)(k == heavy) : weight_of(token, k)));
+        int32_t position = position_of(layer, chosen(token, layer, used));
+        CHECK(sums[k] == (float)(position * (run->expert_bytes / 4)));
+    }
+    return left_out;
+}
+
+static int64_t check_sums(const running *run, const int32_t *tokens, int32_t count)
+{
+    int64_t left_out = 0;
+    for (int layer = 0; layer < LAYERS; layer++)
+        for (int32_t i = 0; i < count; i++)
+            left_out += check_token(run, layer, i, tokens[i]);
+    return left_out;
+}
 
 static void open_model(running *run, const ember_model_config *config, int64_t expert_bytes)
 {
@@ -280,6 +312,7 @@ static void step(running *run, bool may_fail)
         count = SESSIONS;
     for (int32_t i = 0; i < count; i++)
         tokens[i] = (int32_t)(draw() % VOCABULARY);
+    int64_t before = skipped();
     ember_status status =
         batch ? ember_model_step(run->model, run->sessions, tokens, run->lengths, count, message,
                                  sizeof message)
@@ -290,9 +323,17 @@ static void step(running *run, bool may_fail)
         run->failed++;
         return;
     }
-    check_sums(tokens, count, run->expert_bytes);
+    CHECK(check_sums(run, tokens, count) == skipped() - before);
+    CHECK(count == 1 || skipped() == before);
     for (int i = 0; i < SESSIONS; i++)
         run->lengths[i] += batch ? 1 : i == first ? count : 0;
+}
+
+/* Steps of one token skip an expert of weight 0.25 after so many microseconds, if `weight` allows. */
+static void break_stalls(running *run, int64_t microseconds, float weight)
+{
+    CHECK(ember_model_break_stalls(run->model, microseconds * 1000, weight, message,
+                                   sizeof message) == EMBER_OK);
 }
 
 static void change(running *run)
@@ -300,7 +341,7 @@ static void change(running *run)
     int32_t experts[ALL];
     for (int i = 0; i < ALL; i++)
         experts[i] = (int32_t)(draw() % ALL);
-    switch (draw() % 4) {
+    switch (draw() % 5) {
     case 0:
         set_budget(run, TOP_K + draw() % (ALL - TOP_K + 1));
         break;
@@ -312,6 +353,9 @@ static void change(running *run)
         for (int i = 0; i < ALL; i++)
             experts[i] = draw() % 4 ? experts[i] % 3 : EMBER_PINNED;
         ember_model_prioritise_experts(run->model, experts);
+        break;
+    case 3:
+        break_stalls(run, draw() % 3 * 100, 0.5F);
         break;
     default:
         break;
@@ -352,7 +396,7 @@ static void test_failures(running *run)
         atomic_store(&failures_in_100, 0);
         CHECK(ember_session_step(run->sessions[1], tokens, 1, 0, EMBER_BODY, message,
                                  sizeof message) == EMBER_OK);
-        check_sums(tokens, 1, run->expert_bytes);
+        CHECK(check_sums(run, tokens, 1) == 0);
     }
 }
 
@@ -374,13 +418,43 @@ static void test_warming(running *run, int readers)
     CHECK(ember_model_warm_experts(run->model, warm, count, message, sizeof message) == EMBER_OK);
     CHECK(ember_session_step(run->sessions[0], &token, 1, 0, EMBER_BODY, message,
                              sizeof message) == EMBER_OK);
-    check_sums(&token, 1, run->expert_bytes);
+    CHECK(check_sums(run, &token, 1) == 0);
     for (int k = 0; k < TOP_K; k++) {
         int at = 0;
         while (offsets[at] != position_of(0, needed[k]) * run->expert_bytes)
             CHECK(++at < readers + TOP_K);
     }
     set_budget(run, ALL);
+}
+
+/* A step that has waited for its time skips the light experts: that of layer 0, whose read has begun,
+ * and that of layer 1, which is not read at all. */
+static void test_stalls(running *run)
+{
+    const int32_t token = 0, many[CHUNK] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const float weights[] = {0.26F, 0.25F}; /* only what is below it may be skipped */
+    for (int i = 0; i < 2; i++) {
+        int64_t before = skipped();
+        set_budget(run, ALL);
+        set_budget(run, ALL - 1);
+        break_stalls(run, 1000, weights[i]);
+        atomic_store(&noted, 0);
+        atomic_store(&closed, true);
+        CHECK(ember_session_step(run->sessions[0], &token, 1, 0, EMBER_BODY, message,
+                                 sizeof message) == EMBER_OK);
+        CHECK(check_sums(run, &token, 1) == (i == 0 ? LAYERS : 0));
+        CHECK(skipped() - before == (i == 0 ? LAYERS : 0));
+        for (int at = 0; i == 0 && at < atomic_load(&noted); at++)
+            CHECK(offsets[at] != position_of(1, chosen(token, 1, 1)) * run->expert_bytes);
+    }
+    int64_t before = skipped();
+    set_budget(run, ALL);
+    set_budget(run, TOP_K);
+    break_stalls(run, 1, 1.0F);
+    CHECK(ember_session_step(run->sessions[0], many, CHUNK, 0, EMBER_BODY, message,
+                             sizeof message) == EMBER_OK);
+    CHECK(check_sums(run, many, CHUNK) == 0 && skipped() == before);
+    break_stalls(run, 0, 0);
 }
 
 static void test_truncated(running *run, const char *path)
@@ -396,7 +470,7 @@ static void test_truncated(running *run, const char *path)
         close(make_bank(path, run->expert_bytes));
         CHECK(ember_session_step(run->sessions[0], tokens, CHUNK, 0, EMBER_BODY, message,
                                  sizeof message) == EMBER_OK);
-        check_sums(tokens, CHUNK, run->expert_bytes);
+        CHECK(check_sums(run, tokens, CHUNK) == 0);
     }
 }
 
@@ -486,6 +560,7 @@ int main(int count, char **arguments)
         if (expert_bytes[i] % sysconf(_SC_PAGESIZE) == 0)
             test_memory(&run);
         test_warming(&run, 2);
+        test_stalls(&run);
         test_truncated(&run, arguments[2]);
         test_refusals(&run);
         close_model(&run);

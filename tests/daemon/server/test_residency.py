@@ -135,3 +135,17 @@ def test_a_budget_outlives_the_models(demo_artifact: Path) -> None:
     residency.set_budget(7 * EXPERT_BYTES)
     with residency.open(artifact, 1) as model:
         assert model.expert_budget == 7 * EXPERT_BYTES
+
+
+async def test_a_stall_deadline_is_kept_and_what_it_skipped_is_told(
+    run: Any, demo_artifact: Path
+) -> None:
+    settings = {"expert_budget": 8 * EXPERT_BYTES, "stall_deadline": 1e-6, "stall_weight": 1.0}
+    daemon = await run(load_service(demo_artifact, Config(threads=1, **settings)), None)
+    assert (await _ask(daemon.http, daemon.url))[0] == 200
+    async with daemon.http.get(f"{daemon.url}/v1/experts") as response:
+        skipped = [layer["skipped"] for layer in (await response.json())["by_layer"]]
+    values = await _metrics(daemon.http, daemon.url)
+    assert min(skipped[1:]) > 0
+    for layer, count in enumerate(skipped):
+        assert values[f'emberd_expert_skipped_total{{layer="{layer}"}}'] == count
