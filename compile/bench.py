@@ -15,10 +15,11 @@ from statistics import median
 from emberd.compile.bandwidth import MemoryRead
 from emberd.compile.traffic import decode_traffic
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import LogitsRole, Model, Session
+from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.profile import KernelCost, Profile
 from emberd.daemon.program import Program
+from emberd.daemon.session import LogitsRole, Session
 
 _ROUNDS = 5
 _DECODED = 32  # tokens of one round

@@ -11,8 +11,9 @@ from emberd.compile.converted import MODEL_FILE, ConvertedModel
 from emberd.compile.files import write_whole
 from emberd.compile.oracle import Oracle
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import LogitsRole, Model
+from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.session import LogitsRole
 
 BACKENDS = ("core", "onnxruntime")
 

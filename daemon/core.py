@@ -1,4 +1,4 @@
-"""Models and sessions: the Python face of the native core (daemon/native), through ctypes.
+"""Models: the Python face of the native core (daemon/native), through ctypes; see also session.py.
 
 One call per step; the interpreter lock is released meanwhile. A model runs one step at a time: its
 sessions may be used from several threads, and wait for each other.
@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import math
-import mmap
 import os
 import threading
 from array import array
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Protocol
-from weakref import WeakSet
 
 from emberd.daemon.artifact import EXPERTS, WEIGHTS, Artifact
 from emberd.daemon.bindings import (
@@ -35,23 +32,13 @@ from emberd.daemon.bindings import (
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.logits import Logits
 from emberd.daemon.machine import physical_cpus
+from emberd.daemon.memory import address, anonymous_memory
+from emberd.daemon.session import Session
 
 MAX_THREADS = 256
 MAX_READERS = 64
 MAX_STALL_SECONDS = 3600
 PINNED = 2**31 - 1  # a priority
-
-
-class ContextOverflow(EmberdError):  # noqa: N818
-    """The tokens do not fit into the session's capacity; nothing was done."""
-
-
-class LogitsRole(IntEnum):
-    """Which positions of a step get logits."""
-
-    NONE = 0
-    LAST = 1
-    ALL = 2
 
 
 class TraceOwner(Protocol):
@@ -105,11 +92,11 @@ class Model:
         self.max_context = artifact.model.max_context
         self.state_bytes = program.section_bytes["state"]
         self.kv_bytes_per_token = program.section_bytes["kv_per_token"]
-        self._logits = _anonymous_memory(program.section_bytes["logits"], "logits")
-        self._logits_address = _address(self._logits)
-        self._bounds = _anonymous_memory(program.section_bytes["bounds"], "bounds of logits")
+        self._logits = anonymous_memory(program.section_bytes["logits"], "logits")
+        self._logits_address = address(self._logits)
+        self._bounds = anonymous_memory(program.section_bytes["bounds"], "bounds of logits")
         has_bounds = program.section_bytes["bounds"] > 0
-        self._bounds_address = _address(self._bounds) if has_bounds else None
+        self._bounds_address = address(self._bounds) if has_bounds else None
         files: list[int] = []
         try:
             for name in (WEIGHTS, EXPERTS):
@@ -345,192 +332,8 @@ class Model:
         self.close()
 
 
-class Session:
-    """A conversation's place in a model: recurrent state, KV cache and `length`, tokens so far.
-
-    A step that fails half-way leaves the state undefined: every later call raises EmberdError
-    until `reset`. So does every call after the session or its model is closed.
-    """
-
-    def __init__(self, model: Model, handle: int, capacity: int) -> None:
-        """Use Model.open_session."""
-        self.length = 0
-        self.capacity = capacity
-        self._model = model
-        self._handle = handle
-        self._failure: str | None = None
-        self._snapshots: WeakSet[Snapshot] = WeakSet()
-        self._rewound = False
-
-    def step(self, tokens: Sequence[int], logits: LogitsRole = LogitsRole.LAST) -> Logits | None:
-        """Appends `tokens`, at most the model's max_chunk.
-
-        Returns the logits of the last or of all of them, None for LogitsRole.NONE. Raises
-        ContextOverflow, or EmberdError for tokens outside the vocabulary, with nothing done.
-        """
-        with self._model._lock:
-            self._check_usable()
-            ids = self._checked(tokens)
-            if len(ids) > self._model.max_chunk:
-                raise EmberdError(
-                    f"a step of {len(ids)} tokens: this model takes {self._model.max_chunk}"
-                )
-            return self._step(ids, 0, len(ids), logits)
-
-    def prefill(self, tokens: Sequence[int], logits: LogitsRole = LogitsRole.LAST) -> Logits | None:
-        """Appends any number of tokens, cut into steps; logits as in `step`.
-
-        LogitsRole.ALL is for tokens that fit one step: logits live until the next.
-        """
-        with self._model._lock:
-            self._check_usable()
-            ids = self._checked(tokens)
-            size, result = self._model.max_chunk, None
-            if logits is LogitsRole.ALL and len(ids) > size:
-                raise EmberdError(f"logits of all {len(ids)} tokens: take them step by step")
-            for start in range(0, len(ids), size):
-                count = min(size, len(ids) - start)
-                last = start + count == len(ids)
-                result = self._step(ids, start, count, logits if last else LogitsRole.NONE)
-            return result
-
-    def snapshot(self) -> Snapshot:
-        """A copy of the recurrent state and the length, for `restore`."""
-        with self._model._lock:
-            self._check_usable()
-            state = _anonymous_memory(self._model.state_bytes, "a snapshot")
-            core.ember_session_save(self._handle, _address(state))
-            snapshot = Snapshot(self.length, state)
-            self._snapshots.add(snapshot)
-            return snapshot
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Goes back to a snapshot of this session.
-
-        Raises EmberdError when the KV cache no longer holds the snapshot's tokens: the session was
-        reset, or went on from an earlier point.
-        """
-        with self._model._lock:
-            self._check_usable()
-            if snapshot not in self._snapshots:
-                raise EmberdError(
-                    f"the snapshot of {snapshot.length} tokens is not of this session's history"
-                )
-            core.ember_session_load(self._handle, _address(snapshot._state))
-            self.length = snapshot.length
-            self._rewound = True
-
-    def reset(self) -> None:
-        """Forgets everything: zero state, length 0, memory of the KV cache given back."""
-        with self._model._lock:
-            self._check_open()
-            core.ember_session_reset(self._handle)
-            self._snapshots.clear()
-            self._failure = None
-            self.length = 0
-
-    def close(self) -> None:
-        """Gives the session's memory back. Idempotent."""
-        with self._model._lock:
-            if self._handle in self._model._sessions:
-                self._model._sessions.remove(self._handle)
-                core.ember_session_close(self._handle)
-            self._handle = 0
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self._model._handle is None:
-            raise EmberdError("the model is closed")
-        if self._handle == 0:
-            raise EmberdError("the session is closed")
-
-    def _check_usable(self) -> None:
-        self._check_open()
-        if self._failure is not None:
-            raise EmberdError(f"the session failed before ({self._failure}): reset it")
-
-    def _checked(self, tokens: Sequence[int]) -> array[int]:
-        """The tokens as int32, all in the vocabulary, fitting the capacity."""
-        ids = self._model._checked(tokens)
-        self._check_room(len(ids))
-        return ids
-
-    def _check_room(self, count: int) -> None:
-        if self.length + count > self.capacity:
-            raise ContextOverflow(
-                f"{count} more tokens do not fit: the session has {self.length} of {self.capacity}"
-            )
-
-    def _step(self, ids: array[int], start: int, count: int, logits: LogitsRole) -> Logits | None:
-        self._begin_step()
-        self._model._begin_step(count)
-        address, _ = ids.buffer_info()
-        error = self._model._error
-        status = core.ember_session_step(
-            self._handle,
-            address + start * ids.itemsize,
-            count,
-            self.length,
-            logits,
-            error,
-            ERROR_BYTES,
-        )
-        if status != OK:
-            message = error.value.decode(errors="replace")
-            if status == FAILED:
-                self._failure = message
-            raise EmberdError(message)
-        self.length += count
-        if logits is LogitsRole.NONE:
-            return None
-        return Logits(self._model, count if logits is LogitsRole.ALL else 1)
-
-    def _begin_step(self) -> None:
-        """After going back, new tokens overwrite the KV cache that later snapshots need."""
-        if not self._rewound:
-            return
-        for snapshot in [s for s in self._snapshots if s.length > self.length]:
-            self._snapshots.discard(snapshot)
-        self._rewound = False
-
-
-class Snapshot:
-    """A session's recurrent state after its first `length` tokens."""
-
-    def __init__(self, length: int, state: mmap.mmap) -> None:
-        self.length = length
-        self._state = state
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that the snapshot holds."""
-        return len(self._state)
-
-
-def _anonymous_memory(size: int, what: str) -> mmap.mmap:
-    """Zeroed memory that is taken page by page as it is written, and given back when it is freed:
-    of a heap, the C library would keep it."""
-    try:
-        return mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise EmberdError(f"cannot reserve {size} bytes for {what}: {error}") from None
-
-
 def _int32(values: Sequence[int], what: str) -> array[int]:
     try:
         return array("i", values)
     except (OverflowError, TypeError) as error:
         raise EmberdError(f"{what} must be 32-bit integers: {error}") from None
-
-
-def _address(memory: mmap.mmap) -> int:
-    """Where the bytes of `memory` are; valid while it is alive and keeps its size."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 
 from emberd.daemon import prefix_cache
-from emberd.daemon.core import LogitsRole
 from emberd.daemon.generation import Finish, Generation, Scored
 from emberd.daemon.metrics import Metrics
 from emberd.daemon.prefix_cache import Slot
 from emberd.daemon.protocols import LogitsView
 from emberd.daemon.sampling import Sampled, score
+from emberd.daemon.session import LogitsRole
 from emberd.daemon.stream import Stream
 from emberd.daemon.text import Tokenizer
 

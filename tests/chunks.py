@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from emberd.daemon.core import LogitsRole, Model, Session
+from emberd.daemon.core import Model
+from emberd.daemon.session import LogitsRole, Session
 
 
 def cut(tokens: np.ndarray, model: Model, generator: np.random.Generator) -> Iterator[np.ndarray]:

@@ -28,10 +28,11 @@ from emberd.compile.quantize.recipes import RECIPES
 from emberd.compile.residency.trace import TraceHeader
 from emberd.daemon import program
 from emberd.daemon.artifact import EXPERTS, WEIGHTS, Artifact, ArtifactWriter, ModelDescription
-from emberd.daemon.core import LogitsRole, Model
+from emberd.daemon.core import Model
 from emberd.daemon.logits import Logits
 from emberd.daemon.profile import Profile
 from emberd.daemon.program import Buffer, Section, Step, StepKind
+from emberd.daemon.session import LogitsRole
 from emberd.targets.registry import HOST
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper

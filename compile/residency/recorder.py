@@ -8,7 +8,8 @@ import numpy as np
 from emberd.compile.residency.commands import Command
 from emberd.compile.residency.next_layer import NextLayerRouters
 from emberd.compile.residency.trace import CommandTrace
-from emberd.daemon.core import LogitsRole, Model, Session
+from emberd.daemon.core import Model
+from emberd.daemon.session import LogitsRole, Session
 from emberd.daemon.trace import RoutingTrace
 from numpy.typing import NDArray
 

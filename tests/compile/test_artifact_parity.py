@@ -19,7 +19,8 @@ from emberd.compile.build import build
 from emberd.compile.convert import convert
 from emberd.compile.oracle import Oracle
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import LogitsRole, Model
+from emberd.daemon.core import Model
+from emberd.daemon.session import LogitsRole
 from needs import needs
 from routing import RouterWatch
 

@@ -11,7 +11,8 @@ from draws import draw
 from emberd.compile.build import build
 from emberd.compile.convert import convert
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import Logits, LogitsRole, Model
+from emberd.daemon.core import Logits, Model
+from emberd.daemon.session import LogitsRole
 
 MODELS = [
     ("q4", TinyModel("whole_blocks", layers="D", hidden=64, vocab=640)),

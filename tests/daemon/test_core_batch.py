@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import ContextOverflow, Model
+from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.session import ContextOverflow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_model import PROMPT, last_row

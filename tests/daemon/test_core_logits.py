@@ -6,8 +6,9 @@ import math
 from functools import partial
 
 import pytest
-from emberd.daemon.core import LogitsRole, Model
+from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError, NoFiniteLogits
+from emberd.daemon.session import LogitsRole
 
 
 def test_logits_die_with_the_next_step(model: Model) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from emberd.compile.verify import compare
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import LogitsRole, Model
+from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.session import LogitsRole
 from emberd.daemon.trace import RoutingTrace
 from numpy.typing import NDArray
 from tiny_model import last_row

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import ContextOverflow, LogitsRole, Model, Session
+from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.session import ContextOverflow, LogitsRole, Session
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_model import PROMPT, last_row

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import PINNED, LogitsRole, Model
+from emberd.daemon.core import PINNED, Model
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.metrics import open_files, resident_bytes
+from emberd.daemon.session import LogitsRole
 from emberd.daemon.trace import RoutingTrace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import LogitsRole, Model
+from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.profile import Profile
+from emberd.daemon.session import LogitsRole
 
 BODY = {"embed", "accumulate", "remember", "choose", "acquire_experts", "apply_experts"}
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import LogitsRole, Model
+from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.program import StepKind
+from emberd.daemon.session import LogitsRole
 from emberd.daemon.trace import RoutingTrace
 from tiny_model import PROMPT
 

@@ -13,8 +13,9 @@ from emberd.compile.predict.network import embedding_rows, to_onnx
 from emberd.compile.predict.predictor import AHEAD
 from emberd.compile.residency.trace import TraceHeader
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import LogitsRole, Model
+from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.session import LogitsRole
 from needs import needs
 from predictor_networks import random_weights
 from routed_commands import noise

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draws import draw
-from emberd.daemon.core import LogitsRole
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.session import LogitsRole
 from tokenizers.pre_tokenizers import ByteLevel
 
 ADDED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from emberd.daemon.core import Model, Session
+from emberd.daemon.core import Model
 from emberd.daemon.engine import Engine, GenerationFailed
 from emberd.daemon.generation import Delta, Request
 from emberd.daemon.job import LEAST_SAVED
 from emberd.daemon.metrics import open_files, resident_bytes
 from emberd.daemon.sampling import SamplingParameters
+from emberd.daemon.session import Session
 from emberd.daemon.stream import Stream
 
 GOOD = 12  # the tiny model fails at greater tokens

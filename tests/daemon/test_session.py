@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from emberd.daemon.artifact import Artifact
-from emberd.daemon.core import Model, Session
+from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.session import Session
 from tiny_model import PROMPT, last_row
 
 
