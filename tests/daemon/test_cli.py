@@ -7,12 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.cli import main
+from emberd.daemon.server import run
 
 
 @pytest.fixture
@@ -145,14 +148,26 @@ def test_an_address_that_is_not_ours(
     assert f"cannot listen on {host[:80]}:" in errors and "Unknown error" not in errors
 
 
-# The interrupt may come while asyncio builds its loop, which then complains of being half-built.
-@pytest.mark.filterwarnings("ignore:coroutine 'serve'")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_while_starting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_interrupt_while_loading(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    unused_tcp_port: int,
 ) -> None:
-    monkeypatch.setattr(Artifact, "open", lambda path: signal.raise_signal(signal.SIGINT))
-    assert main(["serve", str(tmp_path)]) == 130
+    listens, listen = threading.Event(), run._listen
+
+    async def listen_and_tell(*arguments: Any) -> Any:
+        site = await listen(*arguments)
+        listens.set()
+        return site
+
+    def interrupted(path: Path) -> None:
+        assert listens.wait(60)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(run, "_listen", listen_and_tell)
+    monkeypatch.setattr(Artifact, "open", interrupted)
+    assert main(["serve", str(tmp_path), "--port", str(unused_tcp_port)]) == 130
     assert capsys.readouterr() == ("", "")
 
 

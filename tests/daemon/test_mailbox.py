@@ -42,6 +42,7 @@ def test_a_mailbox_closes_with_its_loop() -> None:
     async def run() -> mailbox.Mailbox:
         return mailbox.of_running_loop()
 
+    gc.collect()  # mailboxes of other tests
     before = _events()
     box, called = asyncio.run(run()), list[int]()
     box.call(called.append, 1)
