@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,15 @@ def test_an_address_that_is_not_ours(
     assert f"cannot listen on {host[:80]}:" in errors and "Unknown error" not in errors
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Interrupts count, as in a terminal: of what a shell runs in the background they do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_loading(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
