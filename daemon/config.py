@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class Config:
     api_key: str = ""
 
 
+_HUGE = 2**1000  # floats go a little further
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "slots": (1, 256),
@@ -107,9 +109,11 @@ def _checked(where: str, name: str, value: Any, kind: type[Any]) -> Any:
     if name == "expert_budget" and isinstance(value, str):
         value = _bytes(where, value)
     if kind is float and type(value) is int:
-        value = float(value)
+        value = float(value) if abs(value) < _HUGE else math.inf  # which no range has
     if not isinstance(value, kind) or isinstance(value, bool):
         raise EmberdError(f"{where}: expected {kind.__name__}, not {value!r}")
+    if isinstance(value, str) and not value.isprintable():
+        raise EmberdError(f"{where}: expected printable characters, not {value!r:.80}")
     if name == "host" and not value:
         raise EmberdError(f"{where}: empty; write 0.0.0.0 to listen on every interface")
     if name == "expert_budget" and not -1 <= value <= _RANGES[name][1]:

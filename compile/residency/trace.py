@@ -104,7 +104,10 @@ class TraceWriter:
         self.sync()
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            raise EmberdError(f"cannot write {self._path}: {error.strerror}") from error
 
     def _write(self, members: dict[str, Any]) -> None:
         try:

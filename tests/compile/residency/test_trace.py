@@ -148,3 +148,13 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "trace").write_bytes(data)
     with pytest.raises(EmberdError, match="trace"):
         Trace(tmp_path / "trace")
+
+
+def test_a_disk_that_is_full_at_the_end(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "trace", HEADER)
+    writer.close()
+    writer._file = Path("/dev/full").open("wb")  # noqa: SIM115 (closing it is what is tested)
+    with pytest.raises(EmberdError, match="trace: No space left on device"):
+        writer.finish(0)
+    with pytest.raises(EmberdError, match="trace: No space left on device"):
+        writer.close()
