@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import tvm
 from emberd.compile.isa.isa import Isa
-from emberd.compile.kernels.block_maxima import block_maxima
-from emberd.compile.kernels.cached_attention import cached_attention, cached_attention_scratch
-from emberd.compile.kernels.causal_convolution import causal_convolution
-from emberd.compile.kernels.dimensions import Scratch, dimension, token_suffix
-from emberd.compile.kernels.embedding import embedding
-from emberd.compile.kernels.gated_activation import gated_activation
-from emberd.compile.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_scratch
-from emberd.compile.kernels.gated_sum import gated_sum
-from emberd.compile.kernels.gather_experts import gather_experts
-from emberd.compile.kernels.integer_attention import (
-    integer_attention,
-    integer_attention_scratch,
-)
-from emberd.compile.kernels.linear import linear, linear_scratch
-from emberd.compile.kernels.moe import (
-    expert_outputs,
-    expert_outputs_scratch,
-    moe,
-    moe_scratch,
-)
-from emberd.compile.kernels.projections import Projection, projections, projections_scratch
-from emberd.compile.kernels.rms_norm import rms_norm
-from emberd.compile.kernels.rotary_embedding import rotary_embedding
-from emberd.compile.kernels.router import router, router_scratch
-from emberd.compile.kernels.split import split
-from emberd.compile.kernels.weighted_sum import weighted_sum
+from emberd.compile.kernels.dimensions import dimension, token_suffix
 from emberd.compile.passes import operators
-from emberd.compile.passes.operators import OperatorCall, static_shape
+from emberd.compile.passes.kernel_choice import Builder, choose_kernel
+from emberd.compile.passes.operators import OperatorCall, row_shape, static_shape
 from tvm import relax, tirx
 from tvm.script import tirx as T  # noqa: N812
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder.tirx import prim_func
 
-Builder = Callable[[Isa], tirx.PrimFunc]
-_BUILT: dict[Any, tirx.PrimFunc] = {}  # see _once
 ACQUIRE_EXPERTS = "acquire_experts"
 # Operators that end in a table and a bank: where their ids, and router weights if any, begin.
 _ROUTING = {"moe": slice(1, 3), "gather_experts": slice(0, 1)}
@@ -61,19 +32,6 @@ class KernelLibrary:
         self.builders: dict[str, Builder] = {}
         self.of_one_token: dict[str, str] = {}
         self.in_waves: set[str] = set()
-
-
-@dataclass(frozen=True)
-class _Kernel:
-    """How one operator call is carried out: indices of in-place arguments, and scratch tensors.
-
-    `for_one_token`: the kernel with a state that takes a single token, as rows of a batch do.
-    """
-
-    build: Builder
-    for_one_token: Builder | None = None
-    in_place: tuple[int, ...] = ()
-    scratch: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 def lower_kernels(isa: Isa, library: KernelLibrary) -> tvm.transform.Pass:
@@ -122,7 +80,7 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
 
     def _lower(self, parsed: OperatorCall) -> relax.Expr:
         arguments, result = _flatten_rows(self.builder_, parsed)
-        kernel = _LOWERINGS[parsed.name](parsed)
+        kernel = choose_kernel(parsed)
         outputs = list(result.fields) if isinstance(result, relax.TupleType) else [result]
         # A kernel's results are its own outputs first; the operator lists states last.
         states = len(kernel.in_place)
@@ -179,18 +137,6 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         return self._variables[symbol]
 
 
-def _once(kernel: Callable[..., tirx.PrimFunc], **parameters: Any) -> Builder:
-    """Builds a kernel once for an instruction set: layers, chunk sizes and models share it."""
-
-    def build(isa: Isa) -> tirx.PrimFunc:
-        key = (kernel, isa.name, *sorted(parameters.items()))
-        if key not in _BUILT:
-            _BUILT[key] = kernel(isa, **parameters)
-        return _BUILT[key]
-
-    return build
-
-
 def _acquire_experts(
     ids: relax.Expr, table: relax.Expr, bank: relax.Expr, *, weighted: bool
 ) -> tirx.PrimFunc:
@@ -213,12 +159,6 @@ def _acquire_experts(
         with T.sblock("root"), T.serial(0, 1):
             T.buffer_store(chosen, chosen[0, 0], [0, 0])
     return builder.get()
-
-
-def _tokens(parsed: OperatorCall) -> tuple[int, int | None]:
-    """Rows of the first tensor, and how a kernel is told: 1, or None for any number."""
-    rows = static_shape(parsed.tensors[0])[0]
-    return rows, 1 if rows == 1 else None
 
 
 def _parse_split(call: relax.Expr) -> OperatorCall | None:
@@ -245,7 +185,7 @@ def _flatten_rows(
         return [flat], relax.TupleType([operators.tensor([rows, width]) for width in widths])
     if parsed.name not in ("rms_norm", "gated_activation") or len(parsed.result.shape) == 2:
         return parsed.tensors, parsed.result
-    rows, columns = _rows(parsed)
+    rows, columns = row_shape(parsed.result)
     tensors = [
         tensor
         if len(tensor.ty.shape) == 1
@@ -261,210 +201,3 @@ def _restore_rows(
     if parsed.name not in ("rms_norm", "gated_activation") or len(parsed.result.shape) == 2:
         return lowered
     return relax.op.reshape(builder.emit(lowered), parsed.result.shape)
-
-
-def _rows(parsed: OperatorCall) -> tuple[int, int]:
-    shape = [int(size) for size in parsed.result.shape]
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    return rows, shape[-1]
-
-
-def _lower_linear(parsed: OperatorCall) -> _Kernel:
-    rows, tokens = _tokens(parsed)
-    name, n, k, activations = parsed.scalars
-    static: dict[str, Any] = {"format": name, "activations": activations, "n": n, "k": k}
-    residual = len(parsed.tensors) == 3
-    return _Kernel(
-        _once(linear, **static, residual=residual, tokens=tokens),
-        scratch=tuple(linear_scratch(rows, **static)),
-    )
-
-
-def _lower_projections(parsed: OperatorCall) -> _Kernel:
-    rows, tokens = _tokens(parsed)
-    of_weights: list[list[Any]] = [parsed.scalars[i::4] for i in range(4)]
-    formats, rows_of, _columns, activations = of_weights
-    layers = tuple(map(Projection, formats, activations, rows_of))
-    static: dict[str, Any] = {"layers": layers, "k": static_shape(parsed.tensors[0])[1]}
-    return _Kernel(
-        _once(projections, **static, tokens=tokens),
-        scratch=tuple(projections_scratch(rows, **static)),
-    )
-
-
-def _lower_embedding(parsed: OperatorCall) -> _Kernel:
-    _rows, tokens = _tokens(parsed)
-    name, vocabulary, hidden = parsed.scalars
-    static: dict[str, Any] = {"format": name, "vocabulary": vocabulary, "hidden": hidden}
-    return _Kernel(_once(embedding, **static, tokens=tokens))
-
-
-def _lower_block_maxima(parsed: OperatorCall) -> _Kernel:
-    _rows, tokens = _tokens(parsed)
-    columns = static_shape(parsed.tensors[0])[1]
-    return _Kernel(_once(block_maxima, columns=columns, block=parsed.scalars[0], tokens=tokens))
-
-
-def _lower_router(parsed: OperatorCall) -> _Kernel:
-    rows, tokens = _tokens(parsed)
-    experts, hidden = static_shape(parsed.tensors[1])
-    static: dict[str, Any] = {"hidden": hidden, "experts": experts, "top_k": parsed.scalars[0]}
-    return _Kernel(
-        _once(router, **static, tokens=tokens),
-        scratch=tuple(router_scratch(rows, **static)),
-    )
-
-
-def _lower_moe(parsed: OperatorCall) -> _Kernel:
-    name, hidden, intermediate, experts, activations = parsed.scalars
-    static: dict[str, Any] = {
-        "format": name,
-        "activations": activations,
-        "hidden": hidden,
-        "intermediate": intermediate,
-        "top_k": static_shape(parsed.tensors[1])[1],
-    }
-    return _Kernel(_once(moe, **static, experts=experts), scratch=tuple(moe_scratch(**static)))
-
-
-def _lower_expert_outputs(parsed: OperatorCall) -> _Kernel:
-    rows, _one = _tokens(parsed)
-    name, hidden, intermediate, experts, activations, top_k = parsed.scalars
-    static: dict[str, Any] = {
-        "format": name,
-        "activations": activations,
-        "hidden": hidden,
-        "intermediate": intermediate,
-        "experts": experts,
-        "top_k": top_k,
-    }
-    scratch = tuple(expert_outputs_scratch(rows, **static))
-    return _Kernel(_once(expert_outputs, **static), scratch=scratch)
-
-
-def _lower_weighted_sum(parsed: OperatorCall) -> _Kernel:
-    columns, top_k = static_shape(parsed.tensors[0])[1], static_shape(parsed.tensors[1])[1]
-    return _Kernel(_once(weighted_sum, columns=columns, top_k=top_k))
-
-
-def _lower_gather_experts(parsed: OperatorCall) -> _Kernel:
-    _rows, tokens = _tokens(parsed)
-    matrix, name, hidden, intermediate, experts = parsed.scalars
-    static: dict[str, Any] = {
-        "format": name,
-        "matrix": matrix,
-        "hidden": hidden,
-        "intermediate": intermediate,
-        "experts": experts,
-        "top_k": static_shape(parsed.tensors[0])[1],
-    }
-    return _Kernel(_once(gather_experts, **static, tokens=tokens))
-
-
-def _lower_rms_norm(parsed: OperatorCall) -> _Kernel:
-    rows, columns = _rows(parsed)
-    eps, zero_centred = parsed.scalars
-    static: dict[str, Any] = {
-        "columns": columns,
-        "eps": float(eps),
-        "zero_centred": bool(zero_centred),
-        "gated": len(parsed.tensors) == 3,
-    }
-    return _Kernel(_once(rms_norm, **static, rows=1 if rows == 1 else None))
-
-
-def _lower_split(parsed: OperatorCall) -> _Kernel:
-    widths = tuple(int(part.shape[-1]) for part in parsed.result.fields)
-    rows = math.prod(static_shape(parsed.tensors[0])[:-1])
-    return _Kernel(_once(split, widths=widths, rows=1 if rows == 1 else None))
-
-
-def _lower_gated_activation(parsed: OperatorCall) -> _Kernel:
-    rows, columns = _rows(parsed)
-    static: dict[str, Any] = {"kind": parsed.scalars[0], "columns": columns}
-    return _Kernel(_once(gated_activation, **static, tokens=1 if rows == 1 else None))
-
-
-def _lower_gated_sum(parsed: OperatorCall) -> _Kernel:
-    _rows, tokens = _tokens(parsed)
-    columns = static_shape(parsed.tensors[1])[1]
-    return _Kernel(_once(gated_sum, columns=columns, tokens=tokens))
-
-
-def _lower_causal_convolution(parsed: OperatorCall) -> _Kernel:
-    _rows, tokens = _tokens(parsed)
-    channels, kernel_size = static_shape(parsed.tensors[1])
-    static: dict[str, Any] = {"channels": channels, "kernel_size": kernel_size}
-    return _Kernel(
-        _once(causal_convolution, **static, tokens=tokens),
-        _once(causal_convolution, **static, tokens=1),
-        in_place=(2,),
-    )
-
-
-def _lower_gated_delta_rule(parsed: OperatorCall) -> _Kernel:
-    rows, tokens = _tokens(parsed)
-    names = ("key_heads", "value_heads", "key_dim", "value_dim")
-    static: dict[str, Any] = dict(zip(names, parsed.scalars, strict=True))
-    return _Kernel(
-        _once(gated_delta_rule, **static, tokens=tokens),
-        _once(gated_delta_rule, **static, tokens=1),
-        in_place=(5,),
-        scratch=tuple(gated_delta_rule_scratch(rows, **static)),
-    )
-
-
-def _lower_rotary_embedding(parsed: OperatorCall) -> _Kernel:
-    _rows, tokens = _tokens(parsed)
-    _count, heads, head_dim = static_shape(parsed.tensors[0])
-    static: dict[str, Any] = {
-        "heads": heads,
-        "head_dim": head_dim,
-        "rotary_dim": parsed.scalars[0],
-    }
-    return _Kernel(_once(rotary_embedding, **static, tokens=tokens))
-
-
-def _lower_cached_attention(parsed: OperatorCall) -> _Kernel:
-    rows, tokens = _tokens(parsed)
-    _count, query_heads, head_dim = static_shape(parsed.tensors[0])
-    cache = parsed.tensors[4].ty
-    static: dict[str, Any] = {
-        "query_heads": query_heads,
-        "kv_heads": int(cache.shape[1]),
-        "head_dim": head_dim,
-    }
-    build: Callable[..., tirx.PrimFunc] = cached_attention
-    scratch: Callable[..., Scratch] = cached_attention_scratch
-    if str(cache.dtype) != "float32":
-        build, scratch = integer_attention, integer_attention_scratch
-        static["bits"] = int(str(cache.dtype).removeprefix("int"))
-    return _Kernel(
-        _once(build, **static, tokens=tokens),
-        _once(build, **static, tokens=1),
-        in_place=(4, 5),
-        scratch=tuple(scratch(rows, **static)),
-    )
-
-
-_LOWERINGS: dict[str, Callable[[OperatorCall], _Kernel]] = {
-    "linear": _lower_linear,
-    "projections": _lower_projections,
-    "embedding": _lower_embedding,
-    "block_maxima": _lower_block_maxima,
-    "router": _lower_router,
-    "moe": _lower_moe,
-    "expert_outputs": _lower_expert_outputs,
-    "weighted_sum": _lower_weighted_sum,
-    "gather_experts": _lower_gather_experts,
-    "rms_norm": _lower_rms_norm,
-    "gated_activation": _lower_gated_activation,
-    "split": _lower_split,
-    "gated_sum": _lower_gated_sum,
-    "causal_convolution": _lower_causal_convolution,
-    "gated_delta_rule": _lower_gated_delta_rule,
-    "rotary_embedding": _lower_rotary_embedding,
-    "cached_attention": _lower_cached_attention,
-}

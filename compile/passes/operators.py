@@ -7,6 +7,7 @@ that no pass in between has to know instruction sets or scratch memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,12 @@ def parse(expression: relax.Expr) -> OperatorCall | None:
 def static_shape(expression: relax.Expr) -> tuple[int, ...]:
     """The shape of a tensor whose dimensions are all known integers."""
     return tuple(int(dimension) for dimension in expression.ty.shape)
+
+
+def row_shape(kind: relax.TensorType) -> tuple[int, int]:
+    """Rows and columns of a tensor seen as a matrix: all dimensions before the last are rows."""
+    *before, columns = (int(size) for size in kind.shape)
+    return math.prod(before), columns
 
 
 def _is_scalar(expression: object) -> bool:
