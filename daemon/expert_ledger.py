@@ -1,4 +1,4 @@
-"""What a served model's experts have cost, by class of command and minute by minute.
+"""What a served model's experts have cost, by class of command and layer, and minute by minute.
 
 The core counts by layer. What it counted from one call of `ExpertLedger.count` to the next is
 added to one class, and to the minute of the call: nothing is done between two calls."""
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from emberd.daemon.bindings import ExpertCounters
 
 MINUTES = 60  # that are kept
+_FIELDS = [name for name, *_ in ExpertCounters._fields_]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,16 @@ class Minute:
     misses: int
 
 
+@dataclass(frozen=True)
+class ClassCosts:
+    """What experts have cost in commands of a class (None: of no class): in all, and by layer, of
+    which there are none before a model has counted."""
+
+    name: str | None
+    total: ExpertCounters
+    layers: tuple[ExpertCounters, ...]
+
+
 class ExpertLedger:
     """Adds up counters over the models that are opened one after the other. May be read while it
     is added to.
@@ -35,38 +47,41 @@ class ExpertLedger:
     def __init__(self, classes: Sequence[str]) -> None:
         self._lock = threading.Lock()
         self._names = (*classes, None)
-        self._totals = [ExpertCounters() for _ in self._names]
+        self._costs: list[list[ExpertCounters]] = [[] for _ in self._names]  # by class, layer
         self._minutes: deque[Minute] = deque(maxlen=MINUTES)
-        self._before = ExpertCounters()
+        self._before: Sequence[ExpertCounters] = ()
 
     def opened(self) -> None:
         """A model was opened: it counts from zero."""
-        self._before = ExpertCounters()
+        self._before = ()
 
     def count(
         self, layers: Sequence[ExpertCounters], command_class: int | None, now: float
     ) -> None:
         """Adds what the open model counted since the last call, to a class (None: to none of them)
         and to the minute of `now` (Unix time in seconds)."""
-        counted, new = _total(layers), ExpertCounters()
-        _add(new, counted, 1)
-        _add(new, self._before, -1)
-        self._before = counted
+        before = self._before or [ExpertCounters() for _ in layers]
+        new = list(map(_minus, layers, before))
+        self._before = layers
+        total = _total(new)
+        index = -1 if command_class is None else command_class
         with self._lock:
-            _add(self._totals[-1 if command_class is None else command_class], new, 1)
-            if new.hits + new.misses == 0:
+            costs = self._costs[index] or [ExpertCounters() for _ in layers]
+            self._costs[index] = list(map(_plus, costs, new))
+            if total.hits + total.misses == 0:
                 return
-            minute = Minute(int(now // 60) * 60, new.hits, new.misses)
+            minute = Minute(int(now // 60) * 60, total.hits, total.misses)
             if self._minutes and self._minutes[-1].start == minute.start:
                 last = self._minutes.pop()
-                minute = Minute(last.start, last.hits + new.hits, last.misses + new.misses)
+                minute = Minute(last.start, last.hits + total.hits, last.misses + total.misses)
             self._minutes.append(minute)
 
-    def by_class(self) -> list[tuple[str | None, ExpertCounters]]:
-        """The counters of each class, the last being of what was added to none."""
+    def by_class(self) -> list[ClassCosts]:
+        """What each class's commands cost, the last being what was added to none."""
         with self._lock:
-            copies = [ExpertCounters.from_buffer_copy(total) for total in self._totals]
-        return list(zip(self._names, copies, strict=True))
+            costs = [tuple(layers) for layers in self._costs]
+        pairs = zip(self._names, costs, strict=True)
+        return [ClassCosts(name, _total(layers), layers) for name, layers in pairs]
 
     def minutes(self) -> list[Minute]:
         """The last MINUTES in which steps asked for experts, oldest first."""
@@ -74,13 +89,13 @@ class ExpertLedger:
             return list(self._minutes)
 
 
-def _total(layers: Sequence[ExpertCounters]) -> ExpertCounters:
-    total = ExpertCounters()
-    for counters in layers:
-        _add(total, counters, 1)
-    return total
+def _plus(first: ExpertCounters, second: ExpertCounters) -> ExpertCounters:
+    return ExpertCounters(*(getattr(first, name) + getattr(second, name) for name in _FIELDS))
 
 
-def _add(total: ExpertCounters, counters: ExpertCounters, sign: int) -> None:
-    for name, *_ in ExpertCounters._fields_:
-        setattr(total, name, getattr(total, name) + sign * getattr(counters, name))
+def _minus(first: ExpertCounters, second: ExpertCounters) -> ExpertCounters:
+    return ExpertCounters(*(getattr(first, name) - getattr(second, name) for name in _FIELDS))
+
+
+def _total(layers: Iterable[ExpertCounters]) -> ExpertCounters:
+    return reduce(_plus, layers, ExpertCounters())

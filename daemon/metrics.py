@@ -89,7 +89,8 @@ class Metrics:
         classes: Sequence[tuple[str | None, ExpertCounts]] = (),
     ) -> str:
         """The exposition; ``gauges``: name -> help, value; ``experts``: what each layer's cost;
-        ``classes``: what those of each class of commands cost, of no class (an empty label)."""
+        ``classes``: what those of each class of commands cost, of no class (an empty label). Layers
+        of classes would be thousands of series for every scrape: /v1/experts has them."""
         lines = []
         for name, text, counts in (
             ("emberd_http_responses_total", "Responses by status code.", self._codes()),

@@ -13,7 +13,8 @@
                    "hits", "misses", "skipped", "read_bytes", "stall_seconds",
                    "expected": [x, ...]}],    by expert: share of the choices, by the map
      "by_class": [{"class": NAME | null,      null: of no class
-                   "hits", "misses", "skipped", "read_bytes", "stall_seconds"}],
+                   "hits", "misses", "skipped", "read_bytes", "stall_seconds",
+                   "layers": [{"hits", ...}]}],   the same five of each
      "minutes": [{"start": t, "hits", "misses"}]}   Unix time; those in which steps asked for any
 
 `?class=NAME` gives what is expected of that class, else it is of all classes by their priors;
@@ -126,7 +127,14 @@ def _watched(
 
 def _counted(ledger: ExpertLedger) -> dict[str, Any]:
     return {
-        "by_class": [{"class": name, **_costs(cost)} for name, cost in ledger.by_class()],
+        "by_class": [
+            {
+                "class": costs.name,
+                **_costs(costs.total),
+                "layers": [_costs(layer) for layer in costs.layers],
+            }
+            for costs in ledger.by_class()
+        ],
         "minutes": [asdict(minute) for minute in ledger.minutes()],
     }
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 _REFRESH_SECONDS = 2
 _LEFT, _WIDTH, _RIGHT = 70, 768, 170
+_LABEL = 10  # characters that fit at the left
 _HOTTEST = (178, 24, 43)
 _BAND = 9  # height of a row of experts
 _CURVE = 80  # height of the curve of hit rates
@@ -74,8 +75,7 @@ def _picture(report: dict[str, Any]) -> Iterator[str]:
     )
     for number, layer in enumerate(report["by_layer"]):
         top = row * number
-        asked = layer["hits"] + layer["misses"]
-        hits = f"hits {layer['hits'] / asked:.1%}" if asked else ""
+        hits = f"hits {_share(layer):.1%}" if _asked(layer) else ""
         yield f'<text x="0" y="{top + _BAND}">layer {layer["layer"]}</text>'
         yield f'<text x="{_LEFT + _WIDTH + 8}" y="{top + _BAND}">{hits}</text>'
         yield from _cells(layer["chosen"], top, "chosen")
@@ -88,11 +88,16 @@ def _picture(report: dict[str, Any]) -> Iterator[str]:
 def _cells(values: Sequence[float], top: int, kind: str) -> Iterator[str]:
     width, most = _WIDTH / len(values), max(values) or 1
     for expert, value in enumerate(values):
-        yield (
-            f'<rect x="{_LEFT + expert * width:.2f}" y="{top}" width="{width:.2f}" '
-            f'height="{_BAND}" fill="{_colour(value / most)}">'
-            f"<title>expert {expert}: {kind} {value}</title></rect>"
-        )
+        text = f"expert {expert}: {kind} {value}"
+        yield _cell(_LEFT + expert * width, top, width, value / most, text)
+
+
+def _cell(left: float, top: int, width: float, heat: float, text: str) -> str:
+    """`heat`: 0 to 1; `text`: shown where a pointer rests on it."""
+    return (
+        f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{_BAND}" '
+        f'fill="{_colour(heat)}"><title>{text}</title></rect>'
+    )
 
 
 def _underlined(experts: Sequence[int], count: int, top: int) -> Iterator[str]:
@@ -103,13 +108,12 @@ def _underlined(experts: Sequence[int], count: int, top: int) -> Iterator[str]:
 
 
 def _hit_rates(report: dict[str, Any]) -> Iterator[str]:
-    """By class, and a curve from minute to minute."""
-    rates = ", ".join(
-        f"{escape(entry['class'] or 'no class')} {_share(entry):.1%}"
-        for entry in report["by_class"]
-        if entry["hits"] + entry["misses"]
+    """Of each class layer by layer, and a curve of all from minute to minute."""
+    yield (
+        "<p>By class of command, since the daemon was started: what share of what steps asked for "
+        "was not in memory, from the first layer (left) to the last, the darker the more.</p>"
     )
-    yield f"<p>Found in memory since the daemon was started: {rates}.</p>"
+    yield from _by_class([entry for entry in report["by_class"] if _asked(entry)])
     minutes = report["minutes"]
     yield f"<p>In the last {len(minutes)} minutes in which experts were asked for:</p>"
     yield (
@@ -135,9 +139,34 @@ def _hit_rates(report: dict[str, Any]) -> Iterator[str]:
     yield "</svg>"
 
 
+def _by_class(entries: Sequence[dict[str, Any]]) -> Iterator[str]:
+    row = _BAND + 6
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + _RIGHT}" '
+        f'height="{row * len(entries)}" font-size="11">'
+    )
+    for number, entry in enumerate(entries):
+        top, name = row * number, entry["class"] or "no class"
+        label, rest = escape(name[:_LABEL]), f"<title>{escape(name)}</title>"
+        yield f'<text x="0" y="{top + _BAND}">{label}{rest}</text>'
+        yield f'<text x="{_LEFT + _WIDTH + 8}" y="{top + _BAND}">hits {_share(entry):.1%}</text>'
+        yield f'<path d="M{_LEFT} {top + _BAND + 1}h{_WIDTH}" stroke="#ccc"/>'
+        width = _WIDTH / len(entry["layers"])
+        for layer, counted in enumerate(entry["layers"]):
+            missed = 1 - _share(counted) if _asked(counted) else 0.0
+            text = f"layer {layer}: hits {counted['hits']}, misses {counted['misses']}"
+            yield _cell(_LEFT + layer * width, top, width, missed, text)
+    yield "</svg>"
+
+
+def _asked(counted: dict[str, Any]) -> int:
+    """How many experts steps asked for."""
+    return int(counted["hits"] + counted["misses"])
+
+
 def _share(counted: dict[str, Any]) -> float:
     """Of what steps asked for, what was there."""
-    return float(counted["hits"] / (counted["hits"] + counted["misses"]))
+    return float(counted["hits"] / _asked(counted))
 
 
 def _colour(heat: float) -> str:

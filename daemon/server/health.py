@@ -40,7 +40,8 @@ async def metrics(request: web.Request) -> web.Response:
     gauges["process_resident_memory_bytes"] = ("Resident memory.", resident_bytes())
     gauges["process_open_fds"] = ("Open file descriptors.", open_files())
     counters = [] if residency is None else residency.counters()
-    classes = [] if residency is None else residency.ledger.by_class()
+    ledger = [] if residency is None else residency.ledger.by_class()
+    classes = [(costs.name, costs.total) for costs in ledger]
     text = serving.metrics.text(gauges, counters, classes)
     return web.Response(text=text, headers={"Content-Type": CONTENT_TYPE})
 

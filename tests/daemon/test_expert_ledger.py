@@ -16,8 +16,13 @@ def layers(hits: int, misses: int) -> list[ExpertCounters]:
 
 def told(ledger: ExpertLedger) -> dict[str | None, tuple[int, int, int, int]]:
     return {
-        name: (total.hits, total.misses, total.bytes, total.stall_nanoseconds)
-        for name, total in ledger.by_class()
+        costs.name: (
+            costs.total.hits,
+            costs.total.misses,
+            costs.total.bytes,
+            costs.total.stall_nanoseconds,
+        )
+        for costs in ledger.by_class()
     }
 
 
@@ -28,6 +33,18 @@ def test_what_is_new_counts_for_the_class() -> None:
     ledger.count(layers(10, 7), 1, 0.0)
     ledger.count(layers(11, 7), None, 0.0)
     assert told(ledger) == {"a": (4, 1, 10, 5), "b": (6, 6, 60, 30), None: (1, 0, 0, 0)}
+
+
+def test_layers_of_a_class_add_up_apart() -> None:
+    ledger = ExpertLedger(["a"])
+    assert [costs.layers for costs in ledger.by_class()] == [(), ()]
+    for _ in range(2):
+        ledger.opened()
+        ledger.count(layers(5, 2), 0, 0.0)
+        ledger.count(layers(6, 4), None, 0.0)
+    of_class, of_none = ledger.by_class()
+    assert [(c.hits, c.misses, c.bytes) for c in of_class.layers] == [(8, 4, 40), (2, 0, 0)]
+    assert [(c.hits, c.misses, c.bytes) for c in of_none.layers] == [(2, 4, 40), (0, 0, 0)]
 
 
 def test_every_model_counts_from_zero() -> None:

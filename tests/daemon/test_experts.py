@@ -121,7 +121,8 @@ def test_costs_count_for_the_class_of_the_prompt(
         residency = Residency(SLOTS * model.experts.expert_bytes, 2, activation_map)
 
     def asked() -> dict[str | None, int]:
-        return {name: c.hits + c.misses for name, c in residency.ledger.by_class()}
+        counted = residency.ledger.by_class()
+        return {costs.name: costs.total.hits + costs.total.misses for costs in counted}
 
     def asked_of(model: Model) -> int:
         return sum(c.hits + c.misses for c in model.expert_counters())

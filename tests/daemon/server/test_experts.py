@@ -108,6 +108,8 @@ async def test_costs_are_told_by_class_and_by_minute(
     by_class = {entry["class"]: entry for entry in first["by_class"]}
     layers = summed(first["by_layer"])
     assert {name: by_class["climate"][name] for name in layers} == layers
+    for total, layer in zip(first["by_layer"], by_class["climate"]["layers"], strict=True):
+        assert {name: layer[name] for name in layers} == {name: total[name] for name in layers}
     await daemon.chat("skip to the next song of the album", max_tokens=9, **daemon.endless)
     await daemon.chat("no more than one token is wanted of this", max_tokens=1)
     second = await experts(daemon)

@@ -87,16 +87,38 @@ MINUTES = [
     {"start": 1_800_000_180, "hits": 4, "misses": 0},
 ]
 BY_CLASS = [
-    {"class": "r&d", "hits": 6, "misses": 4},
-    {"class": "media", "hits": 0, "misses": 0},
-    {"class": None, "hits": 2, "misses": 0},
+    {
+        "class": "r&d and others",
+        "hits": 6,
+        "misses": 4,
+        "layers": [{"hits": 0, "misses": 4}, {"hits": 6, "misses": 0}],
+    },
+    {"class": "media", "hits": 0, "misses": 0, "layers": []},
+    {
+        "class": None,
+        "hits": 2,
+        "misses": 0,
+        "layers": [{"hits": 0, "misses": 0}, {"hits": 2, "misses": 0}],
+    },
 ]
 
 
+def test_misses_are_drawn_by_class_and_layer() -> None:
+    root = parsed(page(report(loaded=False, minutes=MINUTES, by_class=BY_CLASS)))
+    labels = [text.text for text in root.iter(f"{SVG}text")]
+    assert labels[:4] == ["r&d and ot", "hits 60.0%", "no class", "hits 100.0%"]
+    cells = list(root.iter(f"{SVG}rect"))
+    assert [cell[0].text for cell in cells[:2]] == [
+        "layer 0: hits 0, misses 4",
+        "layer 1: hits 6, misses 0",
+    ]
+    white = "rgb(255,255,255)"
+    assert [cell.attrib["fill"] for cell in cells] == ["rgb(178,24,43)", white, white, white]
+
+
 @pytest.mark.parametrize("loaded", [True, False])
-def test_hit_rates_are_told_by_class_and_drawn_by_minute(loaded: bool) -> None:
+def test_hit_rates_are_drawn_by_minute(loaded: bool) -> None:
     root = parsed(page(report(loaded=loaded, minutes=MINUTES, by_class=BY_CLASS)))
-    assert "daemon was started: r&d 60.0%, no class 100.0%." in "".join(root.itertext())
     (line,) = root.iter(f"{SVG}polyline")
     points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
     assert points == [(70, 69), (454, 29), (838, 9)]
