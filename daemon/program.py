@@ -22,7 +22,7 @@ import msgpack
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.record import INT64_MAX, Record
 
-PROGRAM_VERSION = 4
+PROGRAM_VERSION = 5
 BUFFER_FIELDS = 8
 LARGEST_CHUNK = 1 << 16
 BOUND_BLOCK = 64  # logits that share a bound
@@ -49,7 +49,7 @@ class StepKind(IntEnum):
     """What a step does with its arguments."""
 
     CALL = 0  # call kernel `symbol` with the buffers
-    ACQUIRE_EXPERTS = 1  # layer `symbol`: make the experts of (ids, weights, table, bank) resident
+    ACQUIRE_EXPERTS = 1  # layer `symbol`, (ids, weights, scores, table, bank): makes them resident
     CALL_EACH = 2  # call kernel `symbol` for each token, with its rows and its own session
     TAKE_LAST_ROW = 3  # (rows, one row): copy the last token's row
     CALL_IN_WAVES = 4  # call kernel `symbol` for parts of the experts acquired last, once for each

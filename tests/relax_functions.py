@@ -103,7 +103,7 @@ def _experts(table: Array, bank: Array, scalars: Sequence[Any]) -> tuple[Array, 
 
 
 def _moe(tensors: Sequence[Array], scalars: Sequence[Any]) -> Array:
-    x, ids, weights, *experts = tensors
+    x, ids, weights, _scores, *experts = tensors
     gate_up, down = _experts(*experts, scalars) if scalars else experts
     return moe.reference(x, ids, weights, gate_up, down, lambda values: values)
 

@@ -73,14 +73,16 @@ def tiny_program() -> Program:
             Buffer(Section.LOGITS, "float32", (1, VOCABULARY), 0),
             Buffer(Section.LOGITS, "float32", (tokens, VOCABULARY), 0, rows),
             Buffer(Section.SCRATCH, "float32", (tokens, 2), 2 * most * ROW + most * 8, rows),
+            Buffer(Section.SCRATCH, "float32", (tokens, EXPERTS), 2 * most * (ROW + 8), rows),
         ]
-        ids, positions, x, y, chosen, last, logits_last, logits_all, weights = range(base, base + 9)
+        ids, positions, x, y, chosen, last, logits_last, logits_all = range(base, base + 8)
+        weights, scores = base + 8, base + 9
         body = [
             (StepKind.CALL, 0, (ids, embedding, x)),
             (StepKind.CALL, 1, (x, state, y)),
             (StepKind.CALL, 2, (y, positions, cache, x)),
-            (StepKind.CALL, 3, (ids, chosen, weights)),
-            (StepKind.ACQUIRE_EXPERTS, 0, (chosen, weights, table, bank)),
+            (StepKind.CALL, 3, (ids, chosen, weights, scores)),
+            (StepKind.ACQUIRE_EXPERTS, 0, (chosen, weights, scores, table, bank)),
             (StepKind.CALL, 4, (x, chosen, table, bank, x)),
         ]
         batch = [
@@ -104,7 +106,7 @@ def tiny_program() -> Program:
         chunk_sizes=CHUNKS,
         buffers=tuple(buffers),
         section_bytes={
-            "scratch": 2 * most * (ROW + 8),
+            "scratch": 2 * most * (ROW + 8) + most * EXPERTS * 4,
             "state": 64 + ROW,
             "kv_per_token": 2 * ROW,
             "logits": most * VOCABULARY * 4,

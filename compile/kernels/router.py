@@ -23,7 +23,7 @@ from emberd.compile.isa.vector import (
     sum_lanes,
     vector_type,
 )
-from emberd.compile.kernels.dimensions import Scratch, dimension, token_suffix
+from emberd.compile.kernels.dimensions import dimension, token_suffix
 from emberd.compile.kernels.dot import dot_float
 from numpy.typing import NDArray
 from tvm import tirx
@@ -35,8 +35,9 @@ _TAKEN = -1.0  # less than any probability
 
 def reference(
     x: NDArray[np.float32], weight: NDArray[np.float32], top_k: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """x [T, H], weight [E, H] -> ids [T, top_k] by falling probability, their weights [T, top_k].
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+    """x [T, H], weight [E, H] -> ids [T, top_k] by falling probability, their weights [T, top_k],
+    and the probabilities of all experts [T, padded(E)], 0 behind the last one.
 
     Of equal probabilities the lower id comes first. The weights of a token add up to 1.
     """
@@ -46,11 +47,14 @@ def reference(
     ids = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
     weights = np.take_along_axis(probabilities, ids, axis=1)
     weights /= weights.sum(axis=1, keepdims=True)
-    return ids.astype(np.int32), weights.astype(np.float32)
+    scores = np.zeros((len(x), padded(len(weight))), np.float32)
+    scores[:, : len(weight)] = probabilities
+    return ids.astype(np.int32), weights.astype(np.float32), scores
 
 
 def router(isa: Isa, *, hidden: int, experts: int, top_k: int, tokens: int | None) -> PrimFunc:
-    """x f32[T,H], weight f32[E,H] -> ids i32[T,top_k], weights f32[T,top_k]; scratch.
+    """x f32[T,H], weight f32[E,H] -> ids i32[T,top_k], weights f32[T,top_k], scores
+    f32[T,padded(E)]; see `reference`.
 
     All ids are in 0..E-1 even when x holds NaN.
     """
@@ -61,23 +65,19 @@ def router(isa: Isa, *, hidden: int, experts: int, top_k: int, tokens: int | Non
         weight = T.arg("weight", T.buffer((experts, hidden), "float32"))
         ids = T.arg("ids", T.buffer((rows, top_k), "int32"))
         weights = T.arg("weights", T.buffer((rows, top_k), "float32"))
-        scores = T.arg("scores", T.buffer((rows, _padded(experts)), "float32"))
+        scores = T.arg("scores", T.buffer((rows, padded(experts)), "float32"))
         with T.sblock("root"):
             dot_float(isa, weight, x, lambda value, at: store(scores, value, at))
             with (T.serial if tokens == 1 else T.parallel)(0, rows) as row:
-                with T.serial(experts, _padded(experts)) as expert:
+                with T.serial(experts, padded(experts)) as expert:
                     store(scores, T.float32(LOWEST), [row, expert])
                 _softmax(isa, scores, row)
                 _select(isa, scores, row, experts, ids, weights)
     return builder.get()
 
 
-def router_scratch(tokens: int, *, hidden: int, experts: int, top_k: int) -> Scratch:
-    """Logits, then probabilities."""
-    return [("float32", (tokens, _padded(experts)))]
-
-
-def _padded(experts: int) -> int:
+def padded(experts: int) -> int:
+    """Columns of the scores of so many experts."""
     return -(-experts // _PADDING) * _PADDING
 
 
@@ -101,7 +101,8 @@ def _softmax(isa: Isa, scores: Buffer, row: Expr) -> None:
 def _select(
     isa: Isa, scores: Buffer, row: Expr, experts: int, ids: Buffer, weights: Buffer
 ) -> None:
-    """Takes the largest score, again and again; divides by the sum of those taken."""
+    """Takes the largest score, again and again, puts the scores back that it marked as taken, and
+    divides by their sum."""
     top_k = int(ids.shape[1])
     total = stack_buffer(1)
     store(total, T.float32(0.0), [0])
@@ -113,7 +114,9 @@ def _select(
         store(scores, T.float32(_TAKEN), [row, expert])
         store(total, load(total, [0], 1) + largest, [0])
     with T.serial(0, top_k) as rank:
-        store(weights, load(weights, [row, rank], 1) / load(total, [0], 1), [row, rank])
+        score = T.Bind(load(weights, [row, rank], 1))
+        store(scores, score, [row, load(ids, [row, rank], 1)])
+        store(weights, score / load(total, [0], 1), [row, rank])
 
 
 def _largest(isa: Isa, scores: Buffer, row: Expr) -> Expr:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tvm
+from emberd.compile.kernels.router import padded
 from emberd.compile.passes import operators
 from emberd.compile.passes.rewrite import Matches, is_op, linear, pattern_pass, wildcard
 from tvm import relax
@@ -23,11 +24,17 @@ class RouterPattern:
         self.weights = is_op("relax.divide")(values, total)
 
     def call(self, matches: Matches) -> relax.Call:
-        """router(x f32[T,H], weight f32[E,H]) -> (ids i32[T,K], weights f32[T,K])."""
+        """router(x f32[T,H], weight f32[E,H]) -> (ids i32[T,K], weights f32[T,K], scores
+        f32[T,padded(E)])."""
         x, weight = matches[self.x], matches[self.weight]
         top_k = int(matches[self.top_k].attrs.k)
-        shape = [x.ty.shape[0], top_k]
-        result = [operators.tensor(shape, "int32"), operators.tensor(shape)]
+        tokens, experts = x.ty.shape[0], int(weight.ty.shape[0])
+        shape = [tokens, top_k]
+        result = [
+            operators.tensor(shape, "int32"),
+            operators.tensor(shape),
+            operators.tensor([tokens, padded(experts)]),
+        ]
         return operators.call("router", [x, weight], [top_k], result)
 
 

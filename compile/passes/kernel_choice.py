@@ -31,7 +31,7 @@ from emberd.compile.kernels.moe import (
 from emberd.compile.kernels.projections import Projection, projections, projections_scratch
 from emberd.compile.kernels.rms_norm import rms_norm
 from emberd.compile.kernels.rotary_embedding import rotary_embedding
-from emberd.compile.kernels.router import router, router_scratch
+from emberd.compile.kernels.router import router
 from emberd.compile.kernels.split import split
 from emberd.compile.kernels.weighted_sum import weighted_sum
 from emberd.compile.passes.operators import OperatorCall, row_shape, static_shape
@@ -114,13 +114,10 @@ def _block_maxima(parsed: OperatorCall) -> Kernel:
 
 
 def _router(parsed: OperatorCall) -> Kernel:
-    rows, tokens = _tokens(parsed)
+    _rows, tokens = _tokens(parsed)
     experts, hidden = static_shape(parsed.tensors[1])
     static: dict[str, Any] = {"hidden": hidden, "experts": experts, "top_k": parsed.scalars[0]}
-    return Kernel(
-        _once(router, **static, tokens=tokens),
-        scratch=tuple(router_scratch(rows, **static)),
-    )
+    return Kernel(_once(router, **static, tokens=tokens))
 
 
 def _moe(parsed: OperatorCall) -> Kernel:

@@ -16,8 +16,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder.tirx import prim_func
 
 ACQUIRE_EXPERTS = "acquire_experts"
-# Operators that end in a table and a bank: where their ids, and router weights if any, begin.
-_ROUTING = {"moe": slice(1, 3), "gather_experts": slice(0, 1)}
+# Operators that end in a table and a bank: where their ids are, with weights and scores if any.
+_ROUTING = {"moe": slice(1, 4), "gather_experts": slice(0, 1)}
 _OPAQUE = 8  # Relax's pattern kind of what must not be fused
 
 
@@ -110,17 +110,16 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         return picked[0] if len(picked) == 1 else relax.Tuple(picked)
 
     def _acquire(self, parsed: OperatorCall) -> None:
-        """Between router and experts the core makes the chosen experts resident, once."""
+        """Between router and experts the core makes the chosen experts resident, once. Of what the
+        router said, the kernels get ids and weights."""
         routing = _ROUTING[parsed.name]
-        ids, *weights = parsed.tensors[routing]
-        table, bank = parsed.tensors[-2:]
+        routed = parsed.tensors[routing]
+        ids, table, bank = routed[0], *parsed.tensors[-2:]
         if ids not in self._acquired:
-            variable = self._variable(
-                lambda _isa: _acquire_experts(ids, table, bank, weighted=bool(weights))
-            )
-            call = relax.op.call_tir_inplace(variable, [ids, *weights, table, bank], [0], [ids.ty])
+            variable = self._variable(lambda _isa: _acquire_experts(routed, table, bank))
+            call = relax.op.call_tir_inplace(variable, [*routed, table, bank], [0], [ids.ty])
             self._acquired[ids] = self.builder_.emit(call)
-        parsed.tensors[routing.start] = self._acquired[ids]
+        parsed.tensors[routing] = [self._acquired[ids], *routed[1:2]]
 
     def _add_for_one_token(self, symbol: str, build: Builder) -> None:
         single = str(build(self._isa).attrs["global_symbol"])
@@ -138,21 +137,21 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
 
 
 def _acquire_experts(
-    ids: relax.Expr, table: relax.Expr, bank: relax.Expr, *, weighted: bool
+    routed: list[relax.Expr], table: relax.Expr, bank: relax.Expr
 ) -> tirx.PrimFunc:
-    """Stands for the core's step in the IR: it keeps its arguments alive and ordered. `weighted`:
-    the router's weights are among them, for traces of the routing."""
-    tokens, top_k = static_shape(ids)
+    """Stands for the core's step in the IR: it keeps its arguments alive and ordered. `routed`:
+    ids, alone or with the router's weights and scores, which the core traces and weighs."""
+    tokens, top_k = static_shape(routed[0])
     with IRBuilder() as builder, prim_func(s_tir=True):
         rows = dimension("tokens", 1 if tokens == 1 else None)
         name = f"{ACQUIRE_EXPERTS}_k{top_k}_{token_suffix(1 if tokens == 1 else None)}"
-        if not weighted:
+        if len(routed) == 1:
             name += "_unweighted"
         T.func_name(name)
         T.func_attr({"global_symbol": name, "op_pattern": _OPAQUE})
         chosen = T.arg("ids", T.buffer((rows, top_k), "int32"))
-        if weighted:
-            T.arg("weights", T.buffer((rows, top_k), "float32"))
+        for other, argument in zip(("weights", "scores"), routed[1:], strict=False):
+            T.arg(other, T.buffer((rows, static_shape(argument)[1]), "float32"))
         T.arg("expert_table", T.buffer(static_shape(table), "int32"))
         slots = tirx.Var("slots", "int64")
         T.arg("bank", T.buffer((slots, int(bank.ty.shape[1])), "uint8"))

@@ -22,12 +22,12 @@ from tvm.relax.dpl import DFPattern, is_tuple_get_item
 
 
 def moa_fusion() -> tvm.transform.Pass:
-    """Fuse every mixture of SwiGLU experts into router(x) -> (ids, w) and moe(x, ids, w, ...).
+    """Fuse every mixture of SwiGLU experts into router(x) -> (ids, w, scores) and moe(x, ids, ...).
 
     Matches sum_k w[:, k] * down[ids[:, k]] (silu(gate) * up) with [gate | up] =
     gate_up[ids[:, k]] x, for any number of experts, top-k and sizes, over the router of
-    `fuse_router`. Result: moe(x f32[T,H], ids i32[T,K], weights f32[T,K], gate_up f32[E,2I,H],
-    down f32[E,H,I]) -> f32[T,H].
+    `fuse_router`. Result: moe(x f32[T,H], ids i32[T,K], weights f32[T,K], scores f32[T,padded(E)],
+    gate_up f32[E,2I,H], down f32[E,H,I]) -> f32[T,H]; the scores are for whoever acquires experts.
     """
     router = RouterPattern()
     gate_up, down = wildcard(), wildcard()
@@ -49,8 +49,7 @@ def moa_fusion() -> tvm.transform.Pass:
         routed = router.call(matches)
         tensors = [
             matches[router.x],
-            relax.TupleGetItem(routed, 0),
-            relax.TupleGetItem(routed, 1),
+            *(relax.TupleGetItem(routed, index) for index in range(3)),
             matches[gate_up],
             matches[down],
         ]

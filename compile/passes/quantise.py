@@ -95,10 +95,10 @@ class _Quantiser(relax.PyExprMutator):  # type: ignore[misc]
         return operators.call(parsed.name, tensors, scalars, parsed.result)
 
     def _moe(self, parsed: operators.OperatorCall) -> relax.Call:
-        x, ids, weights, gate_up, down = parsed.tensors
+        *routed, gate_up, down = parsed.tensors
         experts, doubled, hidden = operators.static_shape(gate_up)
         bank = self._bank(down.name, experts, hidden, doubled // 2)
-        tensors = [x, ids, weights, *bank.tensors]
+        tensors = [*routed, *bank.tensors]
         scalars = [*bank.scalars, self._recipe.activations_of(self._block, down.name)]
         return operators.call("moe", tensors, scalars, parsed.result)
 

@@ -61,8 +61,8 @@ class NextLayerRouters:
             x, weight, ids, _weights, scores = (
                 program.buffers[number] for number in largest[0].router.arguments
             )
-            self._experts, self._top_k = weight.shape[0], ids.shape[1]
-            self.count = min(2 * self._top_k, self._experts)
+            self._experts = weight.shape[0]
+            self.count = min(2 * ids.shape[1], self._experts)
             self._first = -(-program.chunk_sizes[-1] // _ROWS_ALIGNED) * _ROWS_ALIGNED
             self._row_bytes = artifact.model.vocab_size * 4
             self._x_bytes, self._ids_bytes, self._scores_bytes = (
@@ -81,13 +81,10 @@ class NextLayerRouters:
             return found
         memory = np.asarray(Logits(model, self._rows, self._first).memory()).reshape(-1)
         for layer in range(self.layers):
-            ids, scores = self._place(layer), self._place(layer) + 2 * self._ids_bytes
-            chosen = memory[ids // 4 :][: tokens * self._top_k].view(np.int32)
-            found[:, layer, : self._top_k] = chosen.reshape(tokens, -1)
-            # The router has marked those it chose with a score below all others.
-            others = memory[scores // 4 :][: tokens * self._padded].reshape(tokens, -1)
-            order = np.argsort(-others[:, : self._experts], axis=-1, kind="stable")
-            found[:, layer, self._top_k :] = order[:, : self.count - self._top_k]
+            start = (self._place(layer) + 2 * self._ids_bytes) // 4
+            scores = memory[start:][: tokens * self._padded].reshape(tokens, -1)
+            order = np.argsort(-scores[:, : self._experts], axis=-1, kind="stable")
+            found[:, layer] = order[:, : self.count]
         return found
 
     def _place(self, layer: int) -> int:

@@ -137,7 +137,7 @@ EMBER_API int64_t ember_model_least_expert_budget(const ember_model *model);
  * for theirs, so the step computes what it would have if the router had chosen only the others. A
  * layer's expert of the greatest weight is never skipped, prompts and batches skip none, and a
  * trace notes what the router chose. 0 nanoseconds: nothing is skipped, as when a model opens.
- * Refused when the program does not say where the weights of its router are. */
+ * Refused when the program does not say what its routers made of tokens. */
 EMBER_API ember_status ember_model_break_stalls(ember_model *model, int64_t nanoseconds,
                                                 float weight, char *error, size_t size);
 
@@ -165,7 +165,7 @@ typedef struct {
 
 /* From now on every step notes the routing of its tokens, in their order, in `trace`, which must
  * stay until it is replaced or the model closed; between steps the caller may change it. NULL: no
- * longer. Refused when the program does not say where the weights of its router are. */
+ * longer. Refused when the program does not say what its routers made of tokens. */
 EMBER_API ember_status ember_model_trace(ember_model *model, ember_trace *trace, char *error,
                                          size_t size);
 

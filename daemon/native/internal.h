@@ -142,7 +142,7 @@ typedef struct {
     ember_expert_layout experts;
     const ember_tensor **tables; /* of experts, by layer; NULL where there are none */
     int32_t least_slots;     /* that the steps need which take all of their experts at once */
-    bool has_router_weights; /* in all steps that acquire experts */
+    bool has_routers;        /* weights and scores in all steps that acquire experts */
 } ember_program;
 
 /* Where the tensors of a session are. */
@@ -164,9 +164,10 @@ const ember_step_list *ember_program_find(const ember_program *program, int32_t 
 /* Points a tensor at the memory of a session, if it is one of a session. */
 void ember_tensor_bind(ember_tensor *tensor, const ember_session_memory *memory);
 
-/* The arguments of a step that acquires experts; `weights` is NULL where a program has none. */
+/* The arguments of a step that acquires experts: ids and weights of those that tokens chose, and the
+ * router's probabilities of all. Weights and scores are NULL where a program does not say them. */
 typedef struct {
-    const ember_tensor *ids, *weights, *table, *bank;
+    const ember_tensor *ids, *weights, *scores, *table, *bank;
 } ember_acquired;
 
 ember_acquired ember_step_acquired(const ember_step *step);

@@ -66,16 +66,16 @@ ember_expert_layout ember_model_experts(const ember_model *model)
     return model->program.experts;
 }
 
-static bool has_router_weights(const ember_model *model, ember_error error)
+static bool has_routers(const ember_model *model, ember_error error)
 {
-    return model->program.has_router_weights ||
-           ember_fail(error, "the program has no router weights at its experts: it was built "
-                             "without moa_fusion");
+    return model->program.has_routers ||
+           ember_fail(error, "the program does not say what its routers made of tokens: it was "
+                             "built without moa_fusion");
 }
 
 ember_status ember_model_trace(ember_model *model, ember_trace *trace, char *text, size_t size)
 {
-    if (trace && !has_router_weights(model, (ember_error){text, size}))
+    if (trace && !has_routers(model, (ember_error){text, size}))
         return EMBER_REFUSED;
     model->trace = trace;
     return EMBER_OK;
@@ -84,7 +84,7 @@ ember_status ember_model_trace(ember_model *model, ember_trace *trace, char *tex
 ember_status ember_model_break_stalls(ember_model *model, int64_t nanoseconds, float weight,
                                       char *text, size_t size)
 {
-    if (nanoseconds > 0 && !has_router_weights(model, (ember_error){text, size}))
+    if (nanoseconds > 0 && !has_routers(model, (ember_error){text, size}))
         return EMBER_REFUSED;
     model->residency.breaker = (ember_stall_breaker){nanoseconds, weight};
     return EMBER_OK;

@@ -171,16 +171,30 @@ ember_acquired ember_step_acquired(const ember_step *step)
 {
     const tvm_any *arguments = step->arguments;
     int32_t last = step->count - 1;
-    return (ember_acquired){arguments[0].pointer, last == 3 ? arguments[1].pointer : NULL,
-                            arguments[last - 1].pointer, arguments[last].pointer};
+    bool routed = last == 4;
+    return (ember_acquired){
+        .ids = arguments[0].pointer,
+        .weights = routed ? arguments[1].pointer : NULL,
+        .scores = routed ? arguments[2].pointer : NULL,
+        .table = arguments[last - 1].pointer,
+        .bank = arguments[last].pointer,
+    };
 }
 
-static bool are_router_weights(const ember_tensor *tensor, const dl_tensor *ids)
+static bool is_float32_matrix(const dl_tensor *tensor)
 {
-    const dl_tensor *weights = &tensor->dl;
-    return weights->dtype.code == DL_FLOAT && weights->dtype.bits == 32 && weights->ndim == 2 &&
+    return tensor->dtype.code == DL_FLOAT && tensor->dtype.bits == 32 && tensor->ndim == 2;
+}
+
+/* Ids and weights are in SCRATCH, as they may be changed. */
+static bool are_of_a_router(const ember_acquired *acquired)
+{
+    const ember_tensor *ids = acquired->ids, *weights = acquired->weights;
+    const ember_tensor *scores = acquired->scores;
+    return is_float32_matrix(&weights->dl) && is_float32_matrix(&scores->dl) &&
+           ids->section == EMBER_SCRATCH && weights->section == EMBER_SCRATCH &&
            weights->shape[0] == ids->shape[0] && weights->shape[1] == ids->shape[1] &&
-           tensor->section == EMBER_SCRATCH; /* the stall breaker changes them */
+           scores->shape[0] == ids->shape[0] && scores->shape[1] >= acquired->table->shape[0];
 }
 
 /* Notes how experts lie and are chosen: the first time; then it must be the same. */
@@ -199,24 +213,24 @@ static bool check_layout(ember_program *program, const ember_step *step,
                 layout.expert_bytes == known->expert_bytes &&
                 (!*table || (*table)->offset == acquired->table->offset);
     *table = acquired->table;
-    program->has_router_weights = (first || program->has_router_weights) && acquired->weights;
+    program->has_routers = (first || program->has_routers) && acquired->weights;
     *known = layout;
     return first || same;
 }
 
 static bool check_acquire(ember_program *program, const ember_step *step, ember_error error)
 {
-    bool takes = step->count == 3 || step->count == 4;
+    bool takes = step->count == 3 || step->count == 5;
     ember_acquired acquired = takes ? ember_step_acquired(step) : (ember_acquired){0};
     if (!takes || !is_int32(&acquired.ids->dl) || acquired.ids->dl.ndim != 2 ||
         acquired.ids->shape[1] > INT32_MAX || !is_int32(&acquired.table->dl) ||
         acquired.table->dl.ndim != 1 || acquired.table->shape[0] > INT32_MAX ||
         acquired.table->section != EMBER_TABLES || acquired.bank->dl.ndim < 1 ||
         acquired.bank->section != EMBER_EXPERTS || acquired.bank->offset != 0 ||
-        (acquired.weights && !are_router_weights(acquired.weights, &acquired.ids->dl)))
+        (acquired.weights && !are_of_a_router(&acquired)))
         return ember_fail(error, "program: acquire_experts of layer %d takes (ids i32[T,K], weights"
-                                 " f32[T,K], table i32[E], bank) or these without the weights",
-                          step->symbol);
+                                 " f32[T,K], scores f32[T,E or more], table i32[E], bank) or these "
+                                 "without weights and scores", step->symbol);
     if (step->symbol < 0 || step->symbol >= EMBER_MAX_LAYERS)
         return ember_fail(error, "program: acquire_experts of layer %d, expected 0 to %d",
                           step->symbol, EMBER_MAX_LAYERS - 1);

@@ -68,17 +68,29 @@ def test_bad_buffers(tiny: Any, tmp_path: Path, changes: dict[str, Any], message
         (replace(EMBED, symbol=-1), "calls kernel -1 of 6"),
         (Step(StepKind.ACQUIRE_EXPERTS, 0, (0, 3, 2)), "acquire_experts of layer 0 takes"),
         (Step(StepKind.ACQUIRE_EXPERTS, 0, (10, 3)), "acquire_experts of layer 0 takes"),
-        (Step(StepKind.ACQUIRE_EXPERTS, 0, (19, 10, 3, 2)), "acquire_experts of layer 0 takes"),
-        (Step(StepKind.ACQUIRE_EXPERTS, 0, (19, 14, 3, 2)), "acquire_experts of layer 0 takes"),
-        (Step(StepKind.ACQUIRE_EXPERTS, -1, (19, 23, 3, 2)), "layer -1, expected 0 to 4095"),
-        (Step(StepKind.ACQUIRE_EXPERTS, 4096, (19, 23, 3, 2)), "layer 4096, expected 0 to 4095"),
-        (Step(StepKind.ACQUIRE_EXPERTS, 0, (19, 23, 3, 23)), "acquire_experts of layer 0 takes"),
-        (Step(StepKind.ACQUIRE_EXPERTS, 0, (19, 23, 19, 2)), "acquire_experts of layer 0 takes"),
+        (Step(StepKind.ACQUIRE_EXPERTS, 0, (20, 24, 3, 2)), "acquire_experts of layer 0 takes"),
+        (Step(StepKind.ACQUIRE_EXPERTS, 0, (20, 10, 25, 3, 2)), "acquire_experts of layer 0 takes"),
+        (Step(StepKind.ACQUIRE_EXPERTS, 0, (20, 14, 25, 3, 2)), "acquire_experts of layer 0 takes"),
+        (Step(StepKind.ACQUIRE_EXPERTS, 0, (20, 24, 15, 3, 2)), "acquire_experts of layer 0 takes"),
+        (Step(StepKind.ACQUIRE_EXPERTS, 0, (20, 24, 24, 3, 2)), "acquire_experts of layer 0 takes"),
+        (
+            Step(StepKind.ACQUIRE_EXPERTS, 0, (20, 24, 25, 3, 24)),
+            "acquire_experts of layer 0 takes",
+        ),
+        (
+            Step(StepKind.ACQUIRE_EXPERTS, 0, (20, 24, 25, 20, 2)),
+            "acquire_experts of layer 0 takes",
+        ),
+        (Step(StepKind.ACQUIRE_EXPERTS, -1, (20, 24, 25, 3, 2)), "layer -1, expected 0 to 4095"),
+        (
+            Step(StepKind.ACQUIRE_EXPERTS, 4096, (20, 24, 25, 3, 2)),
+            "layer 4096, expected 0 to 4095",
+        ),
         (Step(StepKind.CALL_EACH, 6, (6, 0, 8)), "calls kernel 6 of 6"),
-        (Step(StepKind.CALL_IN_WAVES, 0, (15, 0, 17)), "in waves, but no step before it acquires"),
+        (Step(StepKind.CALL_IN_WAVES, 0, (16, 0, 18)), "in waves, but no step before it acquires"),
         (Step(StepKind.TAKE_LAST_ROW, 0, (8,)), "the last row is taken"),
         (Step(StepKind.TAKE_LAST_ROW, 0, (8, 9)), "the last row is taken"),
-        (Step(StepKind.TAKE_LAST_ROW, 0, (17, 4)), "the last row is taken"),
+        (Step(StepKind.TAKE_LAST_ROW, 0, (18, 4)), "the last row is taken"),
     ],
 )
 def test_bad_steps(tiny: Any, tmp_path: Path, step: Step, message: str) -> None:
@@ -88,7 +100,7 @@ def test_bad_steps(tiny: Any, tmp_path: Path, step: Step, message: str) -> None:
 
 
 def test_layers_whose_experts_differ(tiny: Any, tmp_path: Path) -> None:
-    step = Step(StepKind.ACQUIRE_EXPERTS, 1, (19, 23, len(tiny.program.buffers), 2))
+    step = Step(StepKind.ACQUIRE_EXPERTS, 1, (20, 24, 25, len(tiny.program.buffers), 2))
     program = tiny.with_steps(4, "body", [step])
     buffers = (*program.buffers, Buffer(Section.TABLES, "int32", (2,), 0))
     artifact = Artifact.open(tiny.write(tmp_path / "a", replace(program, buffers=buffers)))

@@ -78,7 +78,7 @@ def test_a_program_without_router_weights(tiny: Any, tmp_path: Path) -> None:
         replace(
             sequence,
             steps=tuple(
-                replace(step, arguments=(step.arguments[0], *step.arguments[2:]))
+                replace(step, arguments=(step.arguments[0], *step.arguments[3:]))
                 if step.kind is StepKind.ACQUIRE_EXPERTS
                 else step
                 for step in sequence.steps

@@ -9,6 +9,7 @@ import pytest
 import tvm
 from emberd.compile.isa.isa import host_isas
 from emberd.compile.kernels import causal_convolution
+from emberd.compile.kernels.router import padded
 from emberd.compile.passes import operators
 from emberd.compile.passes.lower_kernels import KernelLibrary, lower_kernels
 from emberd.compile.passes.operators import Scalar, tensor
@@ -75,16 +76,21 @@ def test_a_kernel_computes_what_the_operator_means(
     np.testing.assert_allclose(got, run(before, *arguments), rtol=1e-4, atol=1e-5)
 
 
-def test_a_router_gives_ids_and_weights() -> None:
+def test_a_router_gives_ids_weights_and_scores() -> None:
     arguments = [random(*ROWS), random(EXPERTS, HIDDEN)]
-    result = [tensor([TOKENS, TOP_K], "int32"), tensor([TOKENS, TOP_K])]
+    result = [
+        tensor([TOKENS, TOP_K], "int32"),
+        tensor([TOKENS, TOP_K]),
+        tensor([TOKENS, padded(EXPERTS)]),
+    ]
     before = _function("router", [TOP_K], arguments, result)
     after, library = _lowered(before)
     assert len(library.builders) == 1
-    ids, weights = run(after, *arguments, target=ISA.target)
-    expected_ids, expected_weights = run(before, *arguments)
+    ids, *floats = run(after, *arguments, target=ISA.target)
+    expected_ids, *expected_floats = run(before, *arguments)
     np.testing.assert_array_equal(ids, expected_ids)
-    np.testing.assert_allclose(weights, expected_weights, rtol=1e-5)
+    for got, expected in zip(floats, expected_floats, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -93,7 +99,8 @@ def test_experts_are_read_from_the_bank(fused: bool) -> None:
     bank = np.empty((EXPERTS, len(blobs[0])), np.uint8)
     bank[TABLE] = blobs
     if fused:
-        inputs, result = [random(*ROWS), IDS, random(TOKENS, TOP_K)], tensor(ROWS)
+        scores = random(TOKENS, padded(EXPERTS))
+        inputs, result = [random(*ROWS), IDS, random(TOKENS, TOP_K), scores], tensor(ROWS)
         names, weights = ("experts_gate_up", "experts_down"), [GATE_UP, DOWN]
     else:
         inputs, result = [IDS], tensor([TOKENS, TOP_K, *GATE_UP.shape[1:]])

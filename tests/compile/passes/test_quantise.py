@@ -87,9 +87,9 @@ def test_an_embedding_takes_the_format_of_the_vocabulary() -> None:
 def _experts(fused: bool) -> tvm.IRModule:
     """A mixture's experts: one moe, or the two gathers that are left without moa_fusion."""
 
-    def body(emit: Any, x: Any, ids: Any, weights: Any, gate_up: Any, down: Any) -> Any:
+    def body(emit: Any, x: Any, ids: Any, weights: Any, scores: Any, *matrices: Any) -> Any:
         if fused:
-            return operators.call("moe", [x, ids, weights, gate_up, down], [], x.ty)
+            return operators.call("moe", [x, ids, weights, scores, *matrices], [], x.ty)
         return tuple(
             operators.call(
                 "gather_experts",
@@ -97,13 +97,14 @@ def _experts(fused: bool) -> tvm.IRModule:
                 [],
                 tensor([TOKENS, TOP_K, *static_shape(experts)[1:]]),
             )
-            for experts in (gate_up, down)
+            for experts in matrices
         )
 
     parameters: dict[str, Any] = {
         "x": (TOKENS, HIDDEN),
         "ids": tensor([TOKENS, TOP_K], "int32"),
         "weights": (TOKENS, TOP_K),
+        "scores": (TOKENS, 16),
         "experts_gate_up": (EXPERTS, 2 * INTERMEDIATE, HIDDEN),
         "experts_down": (EXPERTS, HIDDEN, INTERMEDIATE),
     }
@@ -113,7 +114,7 @@ def _experts(fused: bool) -> tvm.IRModule:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("fused", [True, False])
 def test_experts_are_read_from_a_bank_through_a_table(recipe: str, fused: bool) -> None:
-    x, weights, gate_up = random(TOKENS, HIDDEN), *ROUTED
+    x, scores, (weights, gate_up) = random(TOKENS, HIDDEN), random(TOKENS, 16), ROUTED
     packing = FORMATS[RECIPES[recipe].matrices]
     blobs = [pack_expert(packing, *pair) for pair in zip(gate_up, DOWN, strict=True)]
     unpacked = [unpack_expert(packing, blob, HIDDEN, INTERMEDIATE) for blob in blobs]
@@ -123,14 +124,14 @@ def test_experts_are_read_from_a_bank_through_a_table(recipe: str, fused: bool) 
 
     before = _experts(fused)
     after = quantise(RECIPES[recipe], "moe")(before)
-    assert list(_types(after)) == ["x", "ids", "weights", "expert_table", "expert_bank"]
+    assert list(_types(after)) == ["x", "ids", "weights", "scores", "expert_table", "expert_bank"]
     assert _types(after)["expert_table"] == ("int32", [EXPERTS])
     assert _types(after)["expert_bank"] == ("uint8", ["slots", len(blobs[0])])
     if fused:
         assert _parse(after)[0].scalars[-1] == RECIPES[recipe].activations
     halves: list[Array] = [np.stack(matrices) for matrices in zip(*unpacked, strict=True)]
-    expected = run(before, x, IDS, weights, *halves)
-    got = run(after, x, IDS, weights, table, bank)
+    expected = run(before, x, IDS, weights, scores, *halves)
+    got = run(after, x, IDS, weights, scores, table, bank)
     for one, other in zip(*([r] if fused else r for r in (expected, got)), strict=True):
         np.testing.assert_array_equal(one, other)
 

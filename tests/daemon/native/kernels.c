@@ -67,21 +67,29 @@ int __tvm_ffi_refuse(void *self, const tvm_any *arguments, int32_t count, tvm_an
     return __TVMBackendParallelLaunch(refuse_task, 0, 3);
 }
 
-/* (tokens, ids and weights of layer 0, those of layer 1): each token chooses two of eight experts in
- * a layer. */
+/* (tokens, ids, weights and scores of layer 0, those of layer 1): each token chooses two of eight
+ * experts in a layer, a heavy one, and a light one whose score the others' follow at small steps. */
 int __tvm_ffi_route(void *self, const tvm_any *arguments, int32_t count, tvm_any *result)
 {
     (void)self, (void)count, (void)result;
     const dl_tensor *tokens = arguments[0].pointer;
     const int32_t *token = tokens->data;
     for (int layer = 0; layer < 2; layer++) {
-        int32_t *ids = ((const dl_tensor *)arguments[1 + 2 * layer].pointer)->data;
-        float *weights = ((const dl_tensor *)arguments[2 + 2 * layer].pointer)->data;
-        for (int64_t t = 0; t < tokens->shape[0]; t++)
+        int32_t *ids = ((const dl_tensor *)arguments[1 + 3 * layer].pointer)->data;
+        float *weights = ((const dl_tensor *)arguments[2 + 3 * layer].pointer)->data;
+        float *scores = ((const dl_tensor *)arguments[3 + 3 * layer].pointer)->data;
+        for (int64_t t = 0; t < tokens->shape[0]; t++) {
+            int heavy = token[t] % 2;
             for (int k = 0; k < 2; k++) {
                 ids[2 * t + k] = (token[t] * 5 + layer * 3 + k * (1 + token[t] % 3)) % 8;
-                weights[2 * t + k] = k == token[t] % 2 ? 0.75F : 0.25F;
+                weights[2 * t + k] = k == heavy ? 0.75F : 0.25F;
             }
+            for (int32_t expert = 0; expert < 8; expert++) {
+                int32_t after = (expert - ids[2 * t + 1 - heavy] + 8) % 8;
+                scores[8 * t + expert] = 0.125F - (float)after / 128;
+            }
+            scores[8 * t + ids[2 * t + heavy]] = 0.375F;
+        }
     }
     return 0;
 }

@@ -48,18 +48,25 @@ def remember(hidden_: T.handle, positions_: T.handle, cache_: T.handle, out_: T.
 
 
 @T.prim_func(s_tir=True)
-def choose(tokens_: T.handle, ids_: T.handle, weights_: T.handle):
+def choose(tokens_: T.handle, ids_: T.handle, weights_: T.handle, scores_: T.handle):
     """ids[t] = (tokens[t] mod 4, tokens[t] / 3): tokens 12 and up choose an expert beyond 3;
-    weights[t] = (1 - tokens[t] / 32, tokens[t] / 32)."""
+    weights[t] = (1 - tokens[t] / 32, tokens[t] / 32); scores[t] are those, and 0 of the others."""
     n = T.int64()
     tokens = T.match_buffer(tokens_, (n,), "int32")
     ids = T.match_buffer(ids_, (n, 2), "int32")
     weights = T.match_buffer(weights_, (n, 2), "float32")
+    scores = T.match_buffer(scores_, (n, 4), "float32")
     for t in range(n):
         ids[t, 0] = tokens[t] % 4
         ids[t, 1] = T.truncdiv(tokens[t], 3)
         weights[t, 1] = T.Cast("float32", tokens[t]) / T.float32(32)
         weights[t, 0] = T.float32(1) - weights[t, 1]
+        for expert in range(4):
+            scores[t, expert] = T.Select(
+                ids[t, 0] == expert,
+                weights[t, 0],
+                T.Select(ids[t, 1] == expert, weights[t, 1], T.float32(0)),
+            )
 
 
 @T.prim_func(s_tir=True)

@@ -134,7 +134,8 @@ int __wrap_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
 }
 
 /* ---- a program: ids of both layers, then the sums of each layer's experts as logits */
-enum { IDS, WEIGHTS, OUT, PER_SIZE = 2 * OUT + 3 }; /* buffers of a sequence */
+enum { IDS, WEIGHTS, SCORES, OUT, PER_LAYER, PER_SIZE = 1 + LAYERS * PER_LAYER };
+enum { LINE = CHUNK * TOP_K * 4, SCORE_BYTES = CHUNK * EXPERTS * 4 };
 enum { TABLES, BANK_BUFFER = LAYERS, FIRST };
 
 static int64_t shapes[16], buffers[FIRST + 2 * PER_SIZE][8];
@@ -154,34 +155,48 @@ static void set_buffer(int index, int section, int code, int ndim, int64_t offse
     memcpy(buffers[index], fields, sizeof fields);
 }
 
-/* Buffers of a sequence: tokens, then for each layer ids, weights and sums. */
+/* Where the ids, weights and scores of a layer are in SCRATCH. */
+static int64_t place_of(int layer, int kind)
+{
+    return layer * (2 * LINE + SCORE_BYTES) + kind * LINE;
+}
+
+/* Buffers of a sequence: tokens, then for each layer ids, weights, scores and sums. */
 static void set_sequence(int first, int64_t tokens, int64_t shape)
 {
-    int64_t rows = tokens > 1, line = CHUNK * TOP_K * 4;
-    shapes[shape] = tokens;
+    int64_t rows = tokens > 1;
+    shapes[shape] = shapes[shape + 2] = tokens;
     shapes[shape + 1] = TOP_K;
+    shapes[shape + 3] = EXPERTS;
     set_buffer(first, EMBER_TOKENS, DL_INT, 1, 0, rows, shape);
     for (int layer = 0; layer < LAYERS; layer++) {
-        int at = first + 1 + 3 * layer;
-        set_buffer(at + IDS, EMBER_SCRATCH, DL_INT, 2, 2 * layer * line, rows, shape);
-        set_buffer(at + WEIGHTS, EMBER_SCRATCH, DL_FLOAT, 2, (2 * layer + 1) * line, rows, shape);
-        set_buffer(at + OUT, EMBER_LOGITS, DL_FLOAT, 2, layer * line, rows, shape);
+        int at = first + 1 + PER_LAYER * layer;
+        set_buffer(at + IDS, EMBER_SCRATCH, DL_INT, 2, place_of(layer, IDS), rows, shape);
+        set_buffer(at + WEIGHTS, EMBER_SCRATCH, DL_FLOAT, 2, place_of(layer, WEIGHTS), rows, shape);
+        set_buffer(at + SCORES, EMBER_SCRATCH, DL_FLOAT, 2, place_of(layer, SCORES), rows,
+                   shape + 2);
+        set_buffer(at + OUT, EMBER_LOGITS, DL_FLOAT, 2, layer * LINE, rows, shape);
     }
 }
 
 static int64_t write_steps(int32_t *words, int first, ember_step_kind kind)
 {
     int32_t *at = words;
-    const int32_t route[] = {EMBER_CALL, 0,         1 + 2 * LAYERS, first,
-                             first + 1,  first + 2, first + 4,      first + 5};
+    int of_0 = first + 1, of_1 = of_0 + PER_LAYER;
+    const int32_t route[] = {
+        EMBER_CALL,     0,          1 + 3 * LAYERS, first,          of_0 + IDS,
+        of_0 + WEIGHTS, of_0 + SCORES, of_1 + IDS,  of_1 + WEIGHTS, of_1 + SCORES,
+    };
     at = (int32_t *)memcpy(at, route, sizeof route) + sizeof route / sizeof *route;
     for (int layer = 0; layer < LAYERS; layer++) {
-        int ids = first + 1 + 3 * layer;
-        const int32_t steps[] = {
-            EMBER_ACQUIRE_EXPERTS, layer, 4, ids, ids + WEIGHTS, TABLES + layer, BANK_BUFFER,
-            kind,                  1,     4, ids, TABLES + layer, BANK_BUFFER,   ids + OUT,
+        int ids = first + 1 + PER_LAYER * layer;
+        const int32_t acquire[] = {
+            EMBER_ACQUIRE_EXPERTS, layer, 5, ids, ids + WEIGHTS, ids + SCORES, TABLES + layer,
+            BANK_BUFFER,
         };
-        at = (int32_t *)memcpy(at, steps, sizeof steps) + sizeof steps / sizeof *steps;
+        const int32_t sum[] = {kind, 1, 4, ids, TABLES + layer, BANK_BUFFER, ids + OUT};
+        at = (int32_t *)memcpy(at, acquire, sizeof acquire) + sizeof acquire / sizeof *acquire;
+        at = (int32_t *)memcpy(at, sum, sizeof sum) + sizeof sum / sizeof *sum;
     }
     return at - words;
 }
@@ -221,7 +236,7 @@ static ember_model_config make_config(const void *kernels, int64_t size, int ban
         .sequence_count = 4,
         .tables = tables,
         .tables_bytes = sizeof tables,
-        .scratch_bytes = 4 * LAYERS * CHUNK * TOP_K * 4,
+        .scratch_bytes = LAYERS * (2 * LINE + SCORE_BYTES),
         .state_bytes = 4,
         .tokens_bytes = CHUNK * 4,
         .positions_bytes = CHUNK * 4,
@@ -280,9 +295,8 @@ static float weight_of(int32_t token, int k)
  * left its weight to the other one, and its entry of the table as well. Returns how many were. */
 static int64_t check_token(const running *run, int layer, int32_t index, int32_t token)
 {
-    int64_t line = CHUNK * TOP_K * 4;
     const float *weights = (const float *)(void *)(run->model->sections[EMBER_SCRATCH].base +
-                                                   (2 * layer + 1) * line) + index * TOP_K;
+                                                   place_of(layer, WEIGHTS)) + index * TOP_K;
     const float *sums = logits + layer * CHUNK * TOP_K + index * TOP_K;
     int heavy = token % 2, light = 1 - heavy;
     bool left_out = weights[light] == 0;
