@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from emberd.compile.traffic import decode_traffic
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.program import Program
 
-from bench.measure import Bench, Samples, note, timed
+from bench import outside
+from bench.measure import PATIENCE_SECONDS, Bench, Samples, note, timed
+from bench.quiet import wait_until_quiet
 from bench.table import Row, row
 from bench.worker import Reply, Worker, WorkerError
 
@@ -30,10 +31,11 @@ class Plan:
     prompts: tuple[int, ...] = (32, 128, 512, 2048)
     streams: tuple[int, ...] = (1, 2, 4, 8)
     starts: bool = True
+    outside: bool = True
 
 
 FULL = Plan()
-QUICK = Plan(contexts=(0,), prompts=(128, 512), streams=(), starts=False)
+QUICK = Plan(contexts=(0,), prompts=(128, 512), streams=(), starts=False, outside=False)
 
 
 def measure(bench: Bench, plan: Plan, artifact: Artifact) -> Iterator[Row]:
@@ -44,6 +46,8 @@ def measure(bench: Bench, plan: Plan, artifact: Artifact) -> Iterator[Row]:
             yield from _again(_streams, bench, threads, streams)
         if plan.starts:
             yield from _again(_starts, bench, threads)
+        if plan.outside:
+            yield _outside(threads, artifact)
 
 
 def _again(group: Callable[..., Iterator[Row]], *arguments: Any) -> list[Row]:
@@ -72,23 +76,20 @@ def _one_stream(bench: Bench, threads: int, plan: Plan, artifact: Artifact) -> I
                 samples = bench.rates(workers, threads, "decode", DECODED)
             name = f"decode, context {context}"
             yield _told(row(name, threads, "tok/s", "higher", samples.values))
-            yield _told(_share(name, threads, samples, artifact, context))
+            yield _told(_moved(name, threads, samples, artifact, context))
 
 
-def _share(name: str, threads: int, samples: Samples, artifact: Artifact, context: int) -> Row:
-    """Bytes that the tokens had to move, as a share of what memory gave between the samples.
-
-    The peer's file holds the same tensors at the same width, so the bytes are the same.
-    """
+def _moved(name: str, threads: int, samples: Samples, artifact: Artifact, context: int) -> Row:
+    """Bytes a second that emberd's tokens had to move; in the place of the peer, what memory gave
+    between the samples."""
     program = Program.decode(artifact.program)
     needed = decode_traffic(program, artifact.model.vocab_size, context + DECODED // 2).total
-    read = median(samples.reads)
-    note(f"  memory read {read / 1e9:.1f} GB/s, {needed / 1e6:.0f} MB a token")
-    shares = {
-        side: [100 * needed * rate / read for rate in rates]
-        for side, rates in samples.values.items()
+    note(f"  {needed / 1e6:.0f} MB a token")
+    values = {
+        "emberd": [needed * rate / 1e9 for rate in samples.values["emberd"]],
+        "peer": [read / 1e9 for read in samples.reads],
     }
-    return row(f"{name}: of memory read", threads, "%", "higher", shares)
+    return row(f"{name}: moved beside memory read", threads, "GB/s", "higher", values)
 
 
 def _streams(bench: Bench, threads: int, streams: int) -> Iterator[Row]:
@@ -108,6 +109,17 @@ def _starts(bench: Bench, threads: int) -> Iterator[Row]:
     yield _told(row("load to first token", threads, "s", "lower", seconds.values))
     sizes = {side: [x / _MEBIBYTE for x in values] for side, values in peaks.values.items()}
     yield _told(row("peak memory", threads, "MiB", "lower", sizes))
+
+
+def _outside(threads: int, artifact: Artifact) -> Row:
+    """What a token of the engine costs outside kernels; in the place of the peer, all it costs."""
+    wait_until_quiet(PATIENCE_SECONDS)
+    tokens = outside.measure(artifact, threads, {"greedy": outside.SAMPLINGS["greedy"]})["greedy"]
+    values = {
+        "emberd": [1e6 * token.outside for token in tokens],
+        "peer": [1e6 * token.seconds for token in tokens],
+    }
+    return _told(row("token: outside kernels beside all of it", threads, "us", "lower", values))
 
 
 def _capacity(plan: Plan) -> int:

@@ -19,7 +19,7 @@ SAMPLES = 5
 PROMPT = 16  # tokens before the first one
 _READS = 8  # passes over memory after each pair of samples
 _TRIES = 3  # for one sample; then the least disturbed of them is taken
-_PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 20.0
 _START_SECONDS = 120.0  # that loading may take
 _SLOWEST = {"decode": 4.0, "prefill": 10.0, "fill": 10.0}  # tokens a second that are waited for
 _SPARE_SECONDS = 10.0
@@ -116,7 +116,7 @@ class Bench:
         streams: int = 1,
         memory: Memory | None = None,
     ) -> Reply:
-        wait_until_quiet(_PATIENCE_SECONDS)
+        wait_until_quiet(PATIENCE_SECONDS)
         load = ForeignLoad()
         path = str(self._paths[worker.side])
         reply = worker.call(
@@ -145,7 +145,7 @@ class Bench:
         foreign, best = math.inf, None
         for _ in range(_TRIES):
             prepare(worker)
-            wait_until_quiet(_PATIENCE_SECONDS)
+            wait_until_quiet(PATIENCE_SECONDS)
             load = ForeignLoad()
             reply = timed(worker, method, count, streams, slowest)
             cores = load.cores(reply.cpu_seconds)

@@ -49,13 +49,17 @@ class Token:
 
 
 def measure(
-    artifact: Artifact, threads: int, tokens: int = TOKENS, rounds: int = ROUNDS
+    artifact: Artifact,
+    threads: int,
+    samplings: Mapping[str, SamplingParameters] = SAMPLINGS,
+    tokens: int = TOKENS,
+    rounds: int = ROUNDS,
 ) -> dict[str, list[Token]]:
     """The mean token of each of `rounds` answers by the way of sampling: what `tokens` tokens take
     besides the prompt and the first one."""
     model = Model(artifact, threads)
     engine = Engine(lambda: model, load_tokenizer(artifact), slots=1, max_queue=1)
-    found: dict[str, list[Token]] = {name: [] for name in SAMPLINGS}
+    found: dict[str, list[Token]] = {name: [] for name in samplings}
     prompts = (range(start, start + PROMPT) for start in count(1))  # none goes on from another
     try:
         with Profile(model) as profile:
@@ -68,7 +72,7 @@ def measure(
                 return seconds, seconds - (_seconds(profile) - inside)
 
             for _ in range(rounds):
-                for name, sampling in SAMPLINGS.items():
+                for name, sampling in samplings.items():
                     one, all_of_them = spent(sampling, 1), spent(sampling, tokens + 1)
                     more = [(b - a) / tokens for a, b in zip(one, all_of_them, strict=True)]
                     found[name].append(Token(*more))

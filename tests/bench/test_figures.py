@@ -13,8 +13,10 @@ from emberd.compile.build import build
 from emberd.compile.convert import convert
 from emberd.daemon.artifact import Artifact
 
+from bench import outside
 from bench.figures import FULL, QUICK, Plan, measure
 from bench.measure import Samples
+from bench.outside import Token
 from bench.worker import Reply, WorkerError
 
 TINY = TinyModel("figures", layers="DA", hidden=64, vocab=64)
@@ -77,23 +79,29 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return Artifact.open(Path(folder / "artifact"))
 
 
-def test_one_of_each(artifact: Artifact) -> None:
+def test_one_of_each(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     bench: Any = FakeBench()
+    spent = {"greedy": [Token(0.01, 0.0002), Token(0.02, 0.0003)]}
+    monkeypatch.setattr(outside, "measure", lambda artifact, threads, samplings: spent)
     plan = Plan(threads=(2,), contexts=(0, 100), prompts=(32,), streams=(4,))
     rows = {row.figure: row for row in measure(bench, plan, artifact)}
     assert list(rows) == [
         "prefill 32",
         "decode, context 0",
-        "decode, context 0: of memory read",
+        "decode, context 0: moved beside memory read",
         "decode, context 100",
-        "decode, context 100: of memory read",
+        "decode, context 100: moved beside memory read",
         "decode, 4 streams",
         "load to first token",
         "peak memory",
+        "token: outside kernels beside all of it",
     ]
     assert {row.threads for row in rows.values()} == {2}
     assert rows["decode, 4 streams"].must == 1.5
     assert (rows["peak memory"].emberd, rows["peak memory"].unit) == (3, "MiB")
+    token = rows["token: outside kernels beside all of it"]
+    assert (token.emberd, token.must) == (pytest.approx(250), 0.03)
+    assert token.ratio == pytest.approx(250 / 15000)
     assert [streams for _, _, streams in bench.opened] == [1, 4]
     assert all(context >= 100 + 32 for _, context, _ in bench.opened)
     assert bench.worker.calls == [
@@ -105,22 +113,23 @@ def test_one_of_each(artifact: Artifact) -> None:
     ]
 
 
-def test_share_of_memory_read(artifact: Artifact) -> None:
-    """Rates times bytes of a token over the median read; more context is more bytes."""
+def test_what_decoding_moves(artifact: Artifact) -> None:
+    """Rates times bytes of a token beside the median read; more context is more bytes."""
     bench: Any = FakeBench()
-    plan = Plan(threads=(1,), contexts=(0, 100), prompts=(32,), streams=(), starts=False)
+    plan = Plan((1,), contexts=(0, 100), prompts=(), streams=(), starts=False, outside=False)
     rows = {row.figure: row for row in measure(bench, plan, artifact)}
-    short, long = (rows[f"decode, context {n}: of memory read"] for n in (0, 100))
-    assert (short.ratio, long.ratio) == (2.0, 2.0)
+    short, long = (rows[f"decode, context {n}: moved beside memory read"] for n in (0, 100))
+    assert (short.peer, short.must, long.must) == (2e-3, 0.85, None)
     per_token = artifact.program.section_bytes["kv_per_token"]
-    assert long.emberd - short.emberd == pytest.approx(100 * 20 * 100 * per_token / 2e6)
+    assert long.emberd - short.emberd == pytest.approx(20 * 100 * per_token / 1e9)
+    assert short.ratio == pytest.approx(short.emberd / 2e-3)
 
 
 @pytest.mark.parametrize(("failures", "fails"), [(0, False), (2, False), (3, True)])
 def test_a_group_is_tried_again(artifact: Artifact, failures: int, fails: bool) -> None:
     bench: Any = FakeBench()
     bench.failures = failures
-    plan = Plan(threads=(1,), contexts=(), prompts=(32,), streams=(), starts=False)
+    plan = Plan((1,), contexts=(), prompts=(32,), streams=(), starts=False, outside=False)
     with pytest.raises(WorkerError) if fails else nullcontext():
         assert [row.figure for row in measure(bench, plan, artifact)] == ["prefill 32"]
     assert len(bench.opened) == min(failures + 1, 3)
