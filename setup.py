@@ -18,6 +18,7 @@ setup(
                 "daemon/native/program.c",
                 "daemon/native/reader.c",
                 "daemon/native/reads.c",
+                "daemon/native/reroute.c",
                 "daemon/native/residency.c",
                 "daemon/native/run.c",
                 "daemon/native/sampling.c",

@@ -51,6 +51,7 @@ class ExpertCounters(ctypes.Structure):
         ("bytes", ctypes.c_int64),
         ("stall_nanoseconds", ctypes.c_int64),
         ("skipped", ctypes.c_int64),
+        ("substituted", ctypes.c_int64),
     )
 
 
@@ -157,6 +158,7 @@ def _load() -> ctypes.CDLL:
         "ember_model_set_expert_budget": (ctypes.c_int, (pointer, int64, pointer, *error)),
         "ember_model_least_expert_budget": (int64, (pointer,)),
         "ember_model_break_stalls": (ctypes.c_int, (pointer, int64, ctypes.c_float, *error)),
+        "ember_model_prefer_resident": (ctypes.c_int, (pointer, ctypes.c_float, *error)),
         "ember_model_prioritise_experts": (None, (pointer, pointer)),
         "ember_model_warm_experts": (ctypes.c_int, (pointer, pointer, int64, *error)),
         "ember_model_trace": (ctypes.c_int, (pointer, pointer, *error)),

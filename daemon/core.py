@@ -170,6 +170,21 @@ class Model:
             nanoseconds = math.ceil(deadline * 1e9)
             accepted(core.ember_model_break_stalls, self._opened(), nanoseconds, weight)
 
+    def prefer_resident_experts(self, margin: float) -> None:
+        """Cache-aware routing: a token that is decoded takes, in place of a missing expert, the
+        likeliest one in memory, if the router gives that at least 1 - `margin` of the missing
+        one's probability. Weights are those that the router would have given to this choice; the
+        first expert of a layer is never replaced. Replacements are counted. A margin of 0 turns
+        that off, as it is at first.
+
+        Results depend on what is in memory while it is on; prompts replace none. Raises EmberdError
+        for a program built without moa_fusion.
+        """
+        if not 0 <= margin <= 1:
+            raise EmberdError(f"a routing margin of {margin}: expected 0 to 1")
+        with self._lock:
+            accepted(core.ember_model_prefer_resident, self._opened(), margin)
+
     def set_expert_priorities(self, priorities: Sequence[int]) -> None:
         """Sets the priority of every expert, int32 [layers * experts]: 0 at first, PINNED at most.
 

@@ -32,6 +32,9 @@ class ExpertCounts(Protocol):
     @property
     def skipped(self) -> int: ...
 
+    @property
+    def substituted(self) -> int: ...
+
 
 class Histogram:
     """Observations in seconds."""
@@ -143,6 +146,11 @@ def _expert_lines(prefix: str, counted: Sequence[tuple[str, ExpertCounts]]) -> l
         ("hits", "Experts that a step found in memory.", [c.hits for c in counters]),
         ("misses", "Experts that a step did not find there.", [c.misses for c in counters]),
         ("skipped", "Missing experts that a step went on without.", [c.skipped for c in counters]),
+        (
+            "substituted",
+            "Experts that tokens took in place of missing ones.",
+            [c.substituted for c in counters],
+        ),
         ("read_bytes", "Bytes of experts that were read.", [c.bytes for c in counters]),
         (
             "stall_seconds",

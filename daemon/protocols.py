@@ -115,6 +115,9 @@ class ExpertCountersLike(Protocol):
     @property
     def skipped(self) -> int: ...
 
+    @property
+    def substituted(self) -> int: ...
+
 
 @runtime_checkable
 class WatchableExperts(Protocol):

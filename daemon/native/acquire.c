@@ -3,11 +3,9 @@
 
 #include "store.h"
 
-static bool check_expert(const ember_store *store, int32_t id, ember_error error)
+static bool check_position(const ember_store *store, int32_t id, ember_error error)
 {
     int32_t experts = store->config.layout.experts;
-    if (id < 0 || id >= experts)
-        return ember_fail(error, "layer %d chose expert %d of %d", store->layer, id, experts);
     int64_t position = store->config.positions[(int64_t)store->layer * experts + id];
     if (position < 0 || position >= store->config.bank_experts)
         return ember_fail(error, "layer %d: expert %d is in slot %lld of %lld", store->layer, id,
@@ -23,7 +21,7 @@ static bool list_wanted(ember_store *store, const ember_tensor *ids, ember_error
     int32_t first = store->layer * store->config.layout.experts;
     store->wanted_count = 0;
     for (int64_t i = 0; i < count; i++) {
-        if (!check_expert(store, chosen[i], error))
+        if (!check_position(store, chosen[i], error))
             return false;
         if (store->seen[chosen[i]] == store->clock)
             continue;
@@ -154,26 +152,28 @@ static void hand_out(ember_store *store, int32_t count)
     }
 }
 
-bool ember_store_acquire(ember_store *store, int32_t layer, const ember_acquired *acquired,
-                         bool in_waves, ember_error error)
+bool ember_store_acquire(ember_store *store, const ember_step *step,
+                         const ember_acquired *acquired, ember_error error)
 {
     ember_reader_lock(store->reader);
     store->clock++;
-    store->layer = layer;
+    store->layer = step->symbol;
     store->table = acquired->table->dl.data;
     store->acquired = acquired;
     store->failed = -1;
     store->skipped = 0;
-    store->patience = ember_store_patience(store, in_waves);
+    store->patience = ember_store_patience(store, step->in_waves);
+    if (step->decodes && *store->config.routing_margin > 0)
+        ember_store_reroute(store);
     bool ok = list_wanted(store, acquired->ids, error), all_read;
     if (ok) {
         sort_wanted(store);
         count_wanted(store);
         if (store->patience <= 0)
             ember_store_skip(store); /* without a read, which needed ones would have to wait for */
-        ok = wait_for(store, in_waves ? 0 : store->wanted_count, &all_read, error);
+        ok = wait_for(store, step->in_waves ? 0 : store->wanted_count, &all_read, error);
     }
-    if (ok && !in_waves) {
+    if (ok && !step->in_waves) {
         hand_out(store, store->wanted_count);
         if (store->skipped > 0)
             ember_store_replace_skipped(store);

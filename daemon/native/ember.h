@@ -108,6 +108,7 @@ typedef struct {
     int64_t bytes;
     int64_t stall_nanoseconds;
     int64_t skipped; /* of those that were not there; see ember_model_break_stalls */
+    int64_t substituted; /* of those that were there; see ember_model_prefer_resident */
 } ember_expert_counters;
 
 /* What can be seen of experts while steps run, for each [layers * experts]. */
@@ -140,6 +141,15 @@ EMBER_API int64_t ember_model_least_expert_budget(const ember_model *model);
  * Refused when the program does not say what its routers made of tokens. */
 EMBER_API ember_status ember_model_break_stalls(ember_model *model, int64_t nanoseconds,
                                                 float weight, char *error, size_t size);
+
+/* A token that is decoded, alone or in a batch, takes in place of an expert that is not in memory the
+ * likeliest one that is, if the router gives that at least 1 - `margin` of the probability, and with
+ * the weights that the router would have given to this choice. The first expert of a layer is never
+ * replaced, prompts replace none, and a trace and ember_expert_watch note what the router chose. 0:
+ * none is replaced, as when a model opens. Refused when the program does not say what its routers
+ * made of tokens. */
+EMBER_API ember_status ember_model_prefer_resident(ember_model *model, float margin, char *error,
+                                                   size_t size);
 
 /* An expert of the lowest priority makes place for another first, of equal ones the one unused for
  * longest. One that is pinned goes only when a step finds no other to replace. */

@@ -109,6 +109,7 @@ typedef struct {
     int32_t count;
     int32_t symbol; /* index of the kernel's name, or the layer */
     bool in_waves;  /* of acquired experts: a part of them at a time is enough */
+    bool decodes;   /* every token is the next one of its session */
 } ember_step;
 
 typedef struct {
@@ -226,7 +227,7 @@ bool ember_ahead_open(ember_ahead *ahead, const ember_mapping *mapping, ember_er
 void ember_ahead_close(ember_ahead *ahead);
 bool ember_ahead_next(ember_ahead *ahead, ember_read *read);
 
-/* ---- store.c, slots.c, reads.c, acquire.c and stall.c: the expert store */
+/* ---- store.c, slots.c, reads.c, acquire.c, stall.c and reroute.c: the expert store */
 /* When a step stops waiting for which experts; as in ember_model_break_stalls. */
 typedef struct {
     int64_t nanoseconds;
@@ -242,6 +243,7 @@ typedef struct {
     uint8_t *resident; /* [layers * experts], kept up to date; or NULL */
     ember_ahead *ahead; /* what is read before anything is warmed */
     const ember_stall_breaker *breaker;
+    const float *routing_margin; /* as in ember_model_prefer_resident */
     int file;
     int threads; /* that read */
 } ember_store_config;
@@ -258,10 +260,10 @@ void ember_store_set_running(ember_store *store, bool running);
 bool ember_store_resize(ember_store *store, int32_t slots, ember_error error);
 void ember_store_prioritise(ember_store *store, const int32_t *priorities);
 void ember_store_warm(ember_store *store, const int32_t *experts, int64_t count);
-/* Finds the experts of a layer that `acquired` wants, and has missing ones read. Unless
- * `in_waves`, it returns when all of them are in the table, or skipped. */
-bool ember_store_acquire(ember_store *store, int32_t layer, const ember_acquired *acquired,
-                         bool in_waves, ember_error error);
+/* Finds the experts that a step with these arguments wants, all of them of its layer, and has missing
+ * ones read. Unless the step is in waves, it returns when all of them are in the table, or skipped. */
+bool ember_store_acquire(ember_store *store, const ember_step *step,
+                         const ember_acquired *acquired, ember_error error);
 
 typedef enum { EMBER_WAVE_NONE, EMBER_WAVE_READY, EMBER_WAVE_FAILED } ember_wave;
 
@@ -290,6 +292,7 @@ typedef struct {
     int32_t *positions; /* as in ember_store_config */
     int32_t *priorities;
     ember_stall_breaker breaker;
+    float routing_margin;
     void *tables; /* the initial content of TABLES */
     int64_t bank_bytes;
     int file;

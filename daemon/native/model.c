@@ -90,6 +90,14 @@ ember_status ember_model_break_stalls(ember_model *model, int64_t nanoseconds, f
     return EMBER_OK;
 }
 
+ember_status ember_model_prefer_resident(ember_model *model, float margin, char *text, size_t size)
+{
+    if (margin > 0 && !has_routers(model, (ember_error){text, size}))
+        return EMBER_REFUSED;
+    model->residency.routing_margin = margin;
+    return EMBER_OK;
+}
+
 void ember_model_close(ember_model *model)
 {
     if (!model)

@@ -111,6 +111,7 @@ static bool open_store(ember_model *model, int32_t slots, ember_expert_counters 
         .resident = model->watch.resident,
         .ahead = &model->ahead,
         .breaker = &residency->breaker,
+        .routing_margin = &residency->routing_margin,
         .file = residency->file,
         .threads = residency->threads,
     };

@@ -42,25 +42,30 @@ static void note_routing(const ember_trace *trace, const ember_step *step,
     note(trace->weights + start, acquired->weights, layout, step->symbol);
 }
 
-/* With the whole bank mapped, every expert is resident: the ids only have to be real ones. */
-static bool check_experts(const ember_step *step, const ember_acquired *acquired,
-                          ember_error error)
+static bool check_ids(const ember_step *step, const ember_acquired *acquired, ember_error error)
 {
-    const int32_t *ids = acquired->ids->dl.data, *table = acquired->table->dl.data;
-    int64_t experts = acquired->table->shape[0], slots = acquired->bank->shape[0];
-    int64_t count = element_count(&acquired->ids->dl);
-    for (int64_t i = 0; i < count; i++) {
+    const int32_t *ids = acquired->ids->dl.data;
+    int64_t experts = acquired->table->shape[0], count = element_count(&acquired->ids->dl);
+    for (int64_t i = 0; i < count; i++)
         if (ids[i] < 0 || ids[i] >= experts)
             return ember_fail(error, "layer %d chose expert %d of %lld", step->symbol, ids[i],
                               (long long)experts);
-        if (table[ids[i]] < 0 || table[ids[i]] >= slots)
-            return ember_fail(error, "layer %d: expert %d is in slot %d of %lld", step->symbol,
-                              ids[i], table[ids[i]], (long long)slots);
-    }
     return true;
 }
 
-/* The ids are those of experts. */
+/* With the whole bank mapped, every expert is resident: the table only has to be a real one. */
+static bool check_mapped(const ember_step *step, const ember_acquired *acquired,
+                         ember_error error)
+{
+    const int32_t *ids = acquired->ids->dl.data, *table = acquired->table->dl.data;
+    int64_t slots = acquired->bank->shape[0], count = element_count(&acquired->ids->dl);
+    for (int64_t i = 0; i < count; i++)
+        if (table[ids[i]] < 0 || table[ids[i]] >= slots)
+            return ember_fail(error, "layer %d: expert %d is in slot %d of %lld", step->symbol,
+                              ids[i], table[ids[i]], (long long)slots);
+    return true;
+}
+
 static void count_chosen(uint64_t *chosen, const ember_acquired *acquired)
 {
     const int32_t *ids = acquired->ids->dl.data;
@@ -75,12 +80,12 @@ static bool acquire_experts(const ember_program *program, const ember_step *step
     ember_acquired acquired = ember_step_acquired(step);
     if (run->trace)
         note_routing(run->trace, step, &acquired, &program->experts);
-    bool ok = run->store ? ember_store_acquire(run->store, step->symbol, &acquired,
-                                               step->in_waves, error)
-                         : check_experts(step, &acquired, error);
-    if (ok && run->chosen)
+    if (!check_ids(step, &acquired, error))
+        return false;
+    if (run->chosen)
         count_chosen(run->chosen + (int64_t)step->symbol * program->experts.experts, &acquired);
-    return ok;
+    return run->store ? ember_store_acquire(run->store, step, &acquired, error)
+                      : check_mapped(step, &acquired, error);
 }
 
 static bool call_kernel(const ember_program *program, const ember_step *step,

@@ -75,6 +75,10 @@ void ember_store_read_done(void *self, const ember_read *read, int code);
 /* Whether an expert that is wanted has been read. */
 bool ember_store_is_ready(const ember_store *store, const ember_wanted *wanted);
 
+/* ---- reroute.c */
+/* Changes ids and weights of tokens that decode. */
+void ember_store_reroute(ember_store *store);
+
 /* ---- stall.c */
 /* How long the step may still wait before it skips experts, in nanoseconds; INT64_MAX: for ever. */
 int64_t ember_store_patience(const ember_store *store, bool in_waves);

@@ -10,11 +10,11 @@
      "classes": [{"name", "prior"}],          of the activation map; empty without one
      "by_layer": [{"layer": i, "resident": [expert, ...],
                    "chosen": [n, ...],        by expert: tokens that chose it since loading
-                   "hits", "misses", "skipped", "read_bytes", "stall_seconds",
+                   "hits", "misses", "skipped", "substituted", "read_bytes", "stall_seconds",
                    "expected": [x, ...]}],    by expert: share of the choices, by the map
      "by_class": [{"class": NAME | null,      null: of no class
-                   "hits", "misses", "skipped", "read_bytes", "stall_seconds",
-                   "layers": [{"hits", ...}]}],   the same five of each
+                   "hits", "misses", "skipped", "substituted", "read_bytes", "stall_seconds",
+                   "layers": [{"hits", ...}]}],   the same six of each
      "minutes": [{"start": t, "hits", "misses"}]}   Unix time; those in which steps asked for any
 
 `?class=NAME` gives what is expected of that class, else it is of all classes by their priors;
@@ -144,6 +144,7 @@ def _costs(cost: ExpertCountersLike) -> dict[str, Any]:
         "hits": cost.hits,
         "misses": cost.misses,
         "skipped": cost.skipped,
+        "substituted": cost.substituted,
         "read_bytes": cost.bytes,
         "stall_seconds": cost.stall_nanoseconds / 1e9,
     }

@@ -93,7 +93,10 @@ def test_a_program_without_router_weights(tiny: Any, tmp_path: Path) -> None:
             pass
         with pytest.raises(EmberdError, match="built without moa_fusion"):
             model.break_stalls(1.0, 0.1)
+        with pytest.raises(EmberdError, match="built without moa_fusion"):
+            model.prefer_resident_experts(0.1)
         model.break_stalls(0.0, 0.1)
+        model.prefer_resident_experts(0.0)
         with model.open_session(8) as session:
             session.step([1])
     with pytest.raises(EmberdError, match="closed"), trace:
