@@ -27,6 +27,7 @@ setup(
                 "daemon/native/stall.c",
                 "daemon/native/store.c",
                 "daemon/native/vocabulary.c",
+                "daemon/native/weigh.c",
             ],
             depends=[
                 "daemon/native/ember.h",
@@ -41,6 +42,7 @@ setup(
                 "-Wall",
                 "-Wextra",
                 "-Werror",
+                "-ffp-contract=off",
                 "-fno-trapping-math",
                 "-fvisibility=hidden",
             ],

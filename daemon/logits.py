@@ -84,7 +84,8 @@ class Logits:
         min_p: float = 0.0,
         row: int = -1,
     ) -> int:
-        """The token at `uniform` in [0, 1) of the distribution, in descending order.
+        """The token at `uniform` in [0, 1) of the distribution: in descending order, or in that
+        of the ids where no filter leaves out any.
 
         It is of the first `top_k` tokens (0: all), of these the fewest that have a share of `top_p`
         of their mass, and of these the ones at least `min_p` times as likely as the first. With a

@@ -40,8 +40,8 @@ class LogitsView(Protocol):
         row: int = -1,
     ) -> int:
         """The token at ``uniform`` in [0, 1) of the distribution that the filters leave, in
-        descending order; the first at temperature 0. Raises EmberdError where no logit is
-        finite."""
+        descending order, or in that of the ids where there is no filter; the likeliest at
+        temperature 0. Raises EmberdError where no logit is finite."""
 
 
 class SessionLike(Protocol):

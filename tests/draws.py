@@ -11,17 +11,17 @@ from emberd.daemon.errors import NoFiniteLogits
 def kept(
     values: Sequence[float], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> list[tuple[int, float]]:
-    """The tokens that top-k, then top-p, then min-p leave, descending, with their masses.
+    """The tokens that top-k, then top-p, then min-p leave, descending, with their masses; all of
+    them by their ids, where there is no filter.
 
     Raises NoFiniteLogits where the greatest is not finite.
     """
-    order = sorted(
-        (i for i, value in enumerate(values) if not math.isnan(value)),
-        key=lambda i: (-values[i], i),
-    )
+    order = [i for i, value in enumerate(values) if not math.isnan(value)]
+    best = max((values[i] for i in order), default=math.nan)
+    if top_k or top_p < 1 or min_p:
+        order.sort(key=lambda i: (-values[i], i))
     if top_k:
         order = order[:top_k]
-    best = values[order[0]] if order else math.nan
     if not math.isfinite(best):
         raise NoFiniteLogits
     weights = [math.exp((values[i] - best) / temperature) for i in order]

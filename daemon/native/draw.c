@@ -1,8 +1,9 @@
 /* Draws a token from a row of logits without sorting the vocabulary.
  *
- * Tokens are ranked by descending logit, equal ones by ascending id. They fall into classes by how
- * far their logit lies below the greatest one, 64 classes to a factor e of probability. Counts and
- * masses of whole classes find the class in which a limit falls, and only that one is sorted. */
+ * Where top-k, top-p or min-p leave out some, tokens are ranked by descending logit, equal ones by
+ * ascending id. They fall into classes by how far their logit lies below the greatest one, 64
+ * classes to a factor e of probability. Counts and masses of whole classes find the class in which
+ * a limit falls, and only that one is sorted. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -61,22 +62,26 @@ static int by_rank(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
+static int64_t block_size(ember_row row, int64_t start)
+{
+    return row.n - start < EMBER_BLOCK ? row.n - start : EMBER_BLOCK;
+}
+
 /* Counts and weighs all classes. */
 static void classify(ranking *r)
 {
     float scale = (float)(1 / r->temperature);
     r->classes = CLASSES - 1;
     for (int64_t start = 0; start < r->row.n; start += EMBER_BLOCK) {
-        int64_t size = r->row.n - start < EMBER_BLOCK ? r->row.n - start : EMBER_BLOCK;
+        int64_t size = block_size(r->row, start);
         const float *row = r->row.logits + start;
         if (class_of((r->best - ember_block_bound(r->row, start)) * scale) >= r->classes)
             continue;
         float weights[EMBER_BLOCK];
         int32_t classes[EMBER_BLOCK];
-        for (int64_t i = 0; i < size; i++) {
-            weights[i] = ember_exp((row[i] - r->best) * scale);
+        ember_weigh(row, size, r->best, scale, weights);
+        for (int64_t i = 0; i < size; i++)
             classes[i] = class_of((r->best - row[i]) * scale);
-        }
         for (int64_t i = 0; i < size; i++) {
             r->counts[classes[i]]++;
             r->masses[classes[i]] += weights[i];
@@ -230,6 +235,37 @@ static bool find(ranking *r, double mass, prefix within, int32_t *token)
     return true;
 }
 
+/* A token of all of them, in the order of their ids. */
+static ember_status draw_unfiltered(ember_row row, float best, const ember_sampling *sampling,
+                                    int32_t *token)
+{
+    float weights[EMBER_BLOCK], scale = (float)(1 / fmax(sampling->temperature, LOWEST_TEMPERATURE));
+    double total = 0, before = 0, after = 0;
+    float *sums = malloc((size_t)((row.n + EMBER_BLOCK - 1) / EMBER_BLOCK) * sizeof *sums);
+    if (!sums)
+        return EMBER_FAILED;
+    for (int64_t start = 0; start < row.n; start += EMBER_BLOCK)
+        total += sums[start / EMBER_BLOCK] =
+            ember_weigh(row.logits + start, block_size(row, start), best, scale, weights);
+    int64_t chosen = 0;
+    for (int64_t start = 0; start < row.n && !(after > sampling->uniform * total);
+         start += EMBER_BLOCK) {
+        if (sums[start / EMBER_BLOCK] == 0)
+            continue;
+        chosen = start;
+        before = after;
+        after += sums[start / EMBER_BLOCK];
+    }
+    free(sums);
+    ember_weigh(row.logits + chosen, block_size(row, chosen), best, scale, weights);
+    for (int64_t i = 0; i < EMBER_BLOCK && !(before > sampling->uniform * total); i++) {
+        before += weights[i];
+        if (weights[i] > 0)
+            *token = (int32_t)(chosen + i);
+    }
+    return EMBER_OK;
+}
+
 static ember_status draw(ember_row row, float best, const ember_sampling *sampling, int32_t *token)
 {
     ranking r = {.row = row, .best = best, .sorted_class = -1};
@@ -251,5 +287,9 @@ ember_status ember_draw(ember_row row, const ember_sampling *sampling, int32_t *
     float best;
     if (ember_top_k(row, 1, token, &best) == 0 || !isfinite(best))
         return EMBER_REFUSED;
-    return sampling->temperature == 0 ? EMBER_OK : draw(row, best, sampling, token);
+    if (sampling->temperature == 0)
+        return EMBER_OK;
+    bool filtered = sampling->top_k > 0 || sampling->top_p < 1 || sampling->min_p > 0;
+    return filtered ? draw(row, best, sampling, token)
+                    : draw_unfiltered(row, best, sampling, token);
 }

@@ -235,7 +235,8 @@ typedef struct {
     int64_t top_k;
     double top_p;
     double min_p;
-    double uniform; /* in [0, 1): which token it becomes, in descending order of probability */
+    double uniform; /* in [0, 1): which token it becomes, in descending order of probability, or in
+                     * the order of ids where top_k, top_p and min_p leave out none */
 } ember_sampling;
 
 /* Draws a token. EMBER_REFUSED when the greatest is not finite, EMBER_FAILED without memory. */

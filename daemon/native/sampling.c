@@ -107,10 +107,8 @@ double ember_log_sum_exp(ember_row row)
     double sum = 0;
     for (int64_t start = 0; start < row.n; start += EMBER_BLOCK) {
         int64_t size = row.n - start < EMBER_BLOCK ? row.n - start : EMBER_BLOCK;
-        float terms[EMBER_BLOCK] = {0};
-        for (int64_t i = 0; i < size; i++)
-            terms[i] = ember_exp(row.logits[start + i] - max);
-        sum += ember_sum(terms);
+        float weights[EMBER_BLOCK];
+        sum += ember_weigh(row.logits + start, size, max, 1.0f, weights);
     }
     return max + log(sum);
 }

@@ -81,12 +81,11 @@ def test_hardly_any_temperature_takes_the_greatest(temperature: float, top_k: in
 
 
 @pytest.mark.parametrize("temperature", [1e38, 1e300, math.inf])
-def test_any_temperature_keeps_the_order(temperature: float) -> None:
-    assert [_drawn([1.0, 3.0, 2.0], u, temperature=temperature) for u in (0.1, 0.5, 0.9)] == [
-        1,
-        2,
-        0,
-    ]
+@pytest.mark.parametrize(("top_k", "order"), [(0, [0, 1, 2]), (3, [1, 2, 0])])
+def test_any_temperature_keeps_the_order(temperature: float, top_k: int, order: list[int]) -> None:
+    values = [1.0, 3.0, 2.0]
+    drawn = [_drawn(values, u, temperature=temperature, top_k=top_k) for u in (0.1, 0.5, 0.9)]
+    assert drawn == order
 
 
 def test_far_less_likely_tokens_are_left_out() -> None:
