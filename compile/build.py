@@ -80,7 +80,7 @@ def build(
                 destination,
                 model,
                 RECIPES[recipe],
-                found.name,
+                found,
                 isas,
                 compiled,
                 texts,

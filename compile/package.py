@@ -23,6 +23,7 @@ from emberd.compile.quantize.recipes import Recipe
 from emberd.daemon.activation_map import MAP_FILE, ActivationMap, Expert
 from emberd.daemon.artifact import EXPERTS, WEIGHTS, ArtifactWriter, HashingFile, ModelDescription
 from emberd.daemon.errors import EmberdError
+from emberd.targets.registry import Target
 
 _ROWS_AT_ONCE = 4096  # of a matrix while it is packed: bounds memory
 
@@ -31,7 +32,7 @@ def write_artifact(
     destination: Path,
     model: ConvertedModel,
     recipe: Recipe,
-    target: str,
+    target: Target,
     isas: list[Isa],
     compiled: CompiledBlocks,
     texts: Mapping[str, bytes],
@@ -59,7 +60,9 @@ def write_artifact(
         recipe=recipe.name,
         details=_details(model, layout),
     )
-    with ArtifactWriter(destination, description, target=target) as writer:
+    with ArtifactWriter(
+        destination, description, target=target.name, expert_policy=target.expert_policy
+    ) as writer:
         writer.write_program(layout.program)
         for isa in isas:
             progress(f"kernels for {isa.name}")

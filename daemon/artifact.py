@@ -74,9 +74,9 @@ _SOURCES = ("config.json", "model.yaml")  # of a checkpoint, of a converted mode
 class Artifact:
     """An artifact opened for use: checked, small files in memory, large files by descriptor.
 
-    Attributes: `path`; `model`; `target` (name); `digest` (hex BLAKE2b-256 of the manifest, which
-    covers every byte of the artifact); `kernels` (the variant chosen for this CPU);
-    `kernel_library` (its bytes); `program`; `sizes` (bytes of every file).
+    Attributes: `path`; `model`; `target` (name); `expert_policy` (name, or empty); `digest` (hex
+    BLAKE2b-256 of the manifest, which covers every byte of the artifact); `kernels` (the variant
+    chosen for this CPU); `kernel_library` (its bytes); `program`; `sizes` (bytes of every file).
     """
 
     def __init__(self, path: Path, manifest: bytes) -> None:
@@ -85,6 +85,7 @@ class Artifact:
         parsed = Manifest.from_bytes(manifest)
         self.model = parsed.model
         self.target = parsed.target
+        self.expert_policy = parsed.expert_policy
         self._files = parsed.files
         self.sizes = {name: entry.bytes for name, entry in self._files.items()}
         for name in LARGE:
@@ -203,11 +204,17 @@ class ArtifactWriter:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], model: ModelDescription, *, target: str
+        self,
+        path: str | os.PathLike[str],
+        model: ModelDescription,
+        *,
+        target: str,
+        expert_policy: str = "",
     ) -> None:
         self._path = Path(path).absolute()
         self._model = model
         self._target = target
+        self._expert_policy = expert_policy
         self._kernels: list[KernelVariant] = []
         self._files: dict[str, FileEntry] = {}
         self._folder: Path | None = None
@@ -287,7 +294,9 @@ class ArtifactWriter:
         missing = [name for name in (PROGRAM, *LARGE) if name not in self._files]
         if missing or not self._kernels:
             raise ValueError(f"incomplete artifact: no {', '.join(missing) or 'kernels'}")
-        manifest = Manifest(self._model, self._target, tuple(self._kernels), self._files)
+        manifest = Manifest(
+            self._model, self._target, self._expert_policy, tuple(self._kernels), self._files
+        )
         with (folder / MANIFEST).open("xb") as file:
             file.write(manifest.to_bytes())
             file.flush()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.policies import followed
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Config:
         expert_budget: bytes of memory for experts, or a text such as "6G"; the others are read
             from the disk as they are needed. Negative means that all are mapped.
         reader_threads: that read those.
+        expert_policy: which of them stay in memory (see policies.POLICIES); empty means what the
+            artifact's target prefers.
         stall_deadline: milliseconds that a token may wait for those; then missing experts whose
             routing weight is below stall_weight are skipped, which changes answers. 0: none are.
         stall_weight: see there.
@@ -41,6 +44,7 @@ class Config:
     threads: int = 0
     expert_budget: int = -1
     reader_threads: int = 4
+    expert_policy: str = ""
     stall_deadline: float = 0.0
     stall_weight: float = 0.05
     max_queue: int = 32
@@ -121,11 +125,20 @@ def _checked(where: str, name: str, value: Any, kind: type[Any]) -> Any:
             f"{where}: expected the bytes of memory for experts, a size such as '6G', or -1 to map "
             f"all of them, not {value!r:.80}"
         )
+    if name == "expert_policy":
+        _check_policy(where, value)
     if name in _RANGES:
         low, high = _RANGES[name]
         if not low <= value <= high:  # so NaN
             raise EmberdError(f"{where}: expected {low:g} to {high:g}, not {value!r:.80}")
     return value
+
+
+def _check_policy(where: str, name: str) -> None:
+    try:
+        followed(name)
+    except EmberdError as error:
+        raise EmberdError(f"{where}: {error}") from None
 
 
 def _seconds(where: str, text: str) -> float:

@@ -1,8 +1,9 @@
 """Which of a served model's experts are in memory: how many bytes of them, and which come first.
 
-With a budget and an activation map, the experts that commands choose most are read as soon as the
-model is opened; when a prompt has been read, those of the class that its routing looks like, if it
-looks like one of the map's. Such reads give way to those that a step waits for."""
+With a budget and an activation map, a policy may have the experts that commands choose most pinned,
+or read as soon as the model is opened; and when a prompt has been read, those of the class that its
+routing looks like, if it looks like one of the map's. Such reads give way to those that a step
+waits for."""
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from emberd.daemon.activation_map import ActivationMap
+from emberd.daemon.activation_map import ActivationMap, Expert
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.bindings import ExpertCounters
-from emberd.daemon.core import Model
+from emberd.daemon.core import PINNED, Model
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.expert_ledger import ExpertLedger
+from emberd.daemon.policies import DEFAULT, Policy
 
 _AHEAD_TOKENS = 64  # for which experts are read ahead
 _LEAST_USES = 0.25  # of an expert by so many tokens, for it to be read ahead
@@ -30,8 +33,8 @@ _UNSEEN = 1e-4  # share of the choices that an expert is given which a class nev
 class Residency:
     """Opens the models of an artifact, one after the other, with the same budget for experts.
 
-    Attributes: `budget` (bytes; None: all experts are mapped), `ledger` (what experts have cost
-    since the first model was opened, up to the last call of `prompt_read` or `at_rest`).
+    Attributes: `budget` (bytes; None: all experts are mapped), `policy`, `ledger` (what experts
+    have cost since the first model was opened, up to the last call of `prompt_read` or `at_rest`).
 
     At any time there is one class for all of the model's work: that of the prompt that was read
     last. What experts cost since the end of the prompt before it, or since a rest in between, is
@@ -46,11 +49,14 @@ class Residency:
         activation_map: ActivationMap | None = None,
         stall_deadline: float = 0.0,
         stall_weight: float = 0.0,
+        policy: Policy = DEFAULT,
     ) -> None:
-        """`stall_deadline` (seconds), `stall_weight`: as in Model.break_stalls."""
+        """`stall_deadline` (seconds), `stall_weight`: as in Model.break_stalls. Without a map,
+        every `policy` is plain LRU."""
         self.budget = budget
         self._reader_threads = reader_threads
         self._map = activation_map
+        self.policy = policy
         classes = () if activation_map is None else activation_map.classes
         self.ledger = ExpertLedger([entry.name for entry in classes])
         self._class: int | None = None
@@ -72,12 +78,12 @@ class Residency:
             self._counted = model.chosen_experts()
             self.ledger.opened()
             self._compare(model)
-        self._warm(model, None)
+        self._prefer(model, None)
         return model
 
     def prompt_read(self) -> None:
-        """Warms the experts of the class that the tokens since the last call, or rest, are
-        likeliest of; nothing more if they are like none."""
+        """Tells the class that the tokens since the last call, or rest, are likeliest of, and
+        prefers its experts if the policy goes by class; none if they are like none."""
         model = self._opened()
         if model is None or self.budget is None:
             return
@@ -86,10 +92,10 @@ class Residency:
             news = [now - before for now, before in zip(chosen, self._counted, strict=True)]
             self._counted = chosen
             self._class = likeliest_class(self._map, news)
-            if self._class is None:
-                model.warm_experts([])
-            else:
-                self._warm(model, self._class)
+            if self.policy.by_class and self._class is None:
+                self._keep(model, [], [])
+            elif self.policy.by_class:
+                self._prefer(model, self._class)
         self.ledger.count(model.expert_counters(), self._class, time.time())
 
     def at_rest(self) -> None:
@@ -109,11 +115,8 @@ class Residency:
         with self._lock:
             model = self._opened()
             if model is not None:
-                try:
+                with _unless_closed(model):
                     model.set_expert_budget(budget)
-                except EmberdError:
-                    if not model.closed:
-                        raise
             if budget is not None and budget < self._least:  # the next model could not be opened
                 raise EmberdError(
                     f"an expert budget of {budget} bytes: a step needs {self._least} bytes at once"
@@ -121,6 +124,8 @@ class Residency:
             self.budget = budget
             if model is not None:
                 self._compare(model)
+                with _unless_closed(model):
+                    self._prefer(model, self._class)
 
     def _compare(self, model: Model) -> None:
         """Warns, once, of a budget that holds less than a token needs."""
@@ -138,23 +143,45 @@ class Residency:
         model = self._opened()
         return [] if model is None else model.expert_counters()
 
-    def _warm(self, model: Model, command_class: int | None) -> None:
-        """Has the experts read that the class chooses most, as many as fit and are likely enough
-        to be used soon."""
-        if self._map is not None and self.budget is not None:
+    def _prefer(self, model: Model, command_class: int | None) -> None:
+        """Pins and reads ahead what the policy wants for a class, or for any command: where it
+        does not go by class, and for None."""
+        if self._map is None or self.budget is None or not self.policy.needs_map:
+            return
+        if not self.policy.by_class:
+            command_class = None
+        layout = model.experts
+        slots = min(self.budget // layout.expert_bytes, layout.layers * layout.experts)
+        hottest = self._map.hottest(slots, command_class)
+        pinned = hottest[: int(self.policy.pinned * slots)]
+        least = _LEAST_USES / (_AHEAD_TOKENS * layout.top_k)
+        masses = [self._map.mass(layer, command_class) for layer in range(layout.layers)]
+        wanted = hottest if self.policy.warmed else pinned
+        soon = [(layer, expert) for layer, expert in wanted if masses[layer][expert] >= least]
+        self._keep(model, pinned, soon)
+
+    def _keep(self, model: Model, pinned: Sequence[Expert], soon: Sequence[Expert]) -> None:
+        """Pins these and no others, and has those read that are likely to be used `soon`."""
+        if self.policy.pinned:
             layout = model.experts
-            least = _LEAST_USES / (_AHEAD_TOKENS * layout.top_k)
-            hottest = self._map.hottest(self.budget // layout.expert_bytes, command_class)
-            model.warm_experts(
-                [
-                    (layer, expert)
-                    for layer, expert in hottest
-                    if self._map.mass(layer, command_class)[expert] >= least
-                ]
-            )
+            priorities = [0] * (layout.layers * layout.experts)
+            for layer, expert in pinned:
+                priorities[layer * layout.experts + expert] = PINNED
+            model.set_expert_priorities(priorities)
+        model.warm_experts(soon)
 
     def _opened(self) -> Model | None:
         return None if self._model is None else self._model()
+
+
+@contextmanager
+def _unless_closed(model: Model) -> Iterator[None]:
+    """Whatever fails of a model that was closed meanwhile does not matter."""
+    try:
+        yield
+    except EmberdError:
+        if not model.closed:
+            raise
 
 
 def likeliest_class(activation_map: ActivationMap, chosen: Sequence[int]) -> int | None:

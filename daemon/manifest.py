@@ -78,10 +78,12 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """manifest.json. `kernels`: best first; `files`: every other file of the artifact, by name."""
+    """manifest.json. `expert_policy`: one of policies.POLICIES, empty where not known; `kernels`:
+    best first; `files`: every other file of the artifact, by name."""
 
     model: ModelDescription
     target: str
+    expert_policy: str
     kernels: tuple[KernelVariant, ...]
     files: Mapping[str, FileEntry]
 
@@ -105,6 +107,7 @@ class Manifest:
         return cls(
             model=ModelDescription.from_record(record.record("model")),
             target=record.string("target"),
+            expert_policy=record.string("expert_policy") if "expert_policy" in top else "",
             kernels=_kernels(record, files),
             files=files,
         )

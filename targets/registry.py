@@ -11,7 +11,7 @@ import yaml
 
 HOST = "host"
 
-_FIELDS = {"name": str, "machine": str, "isas": list}
+_FIELDS = {"name": str, "machine": str, "isas": list, "expert_policy": str}
 
 
 class UnknownTargetError(ValueError):
@@ -23,12 +23,14 @@ class Target:
     """What emberc has to know about a family of devices.
 
     `isas` names instruction-set levels (compile/isa), best first; an artifact carries one kernel
-    library for each, and the device loads the first one that its CPU can run.
+    library for each, and the device loads the first one that its CPU can run. `expert_policy` names
+    which experts the daemon keeps in memory (daemon/policies.py), unless its settings name another.
     """
 
     name: str
     machine: str
     isas: tuple[str, ...]
+    expert_policy: str
 
 
 def load_target(path: Path) -> Target:
@@ -39,7 +41,7 @@ def load_target(path: Path) -> Target:
     for field, kind in _FIELDS.items():
         if not isinstance(data[field], kind) or not data[field]:
             raise ValueError(f"{path}: field {field!r} must be a non-empty {kind.__name__}")
-    return Target(data["name"], data["machine"], tuple(data["isas"]))
+    return Target(data["name"], data["machine"], tuple(data["isas"]), data["expert_policy"])
 
 
 def targets() -> dict[str, Target]:

@@ -10,9 +10,9 @@ from itertools import pairwise, zip_longest
 from typing import Protocol
 
 from emberd.compile.predict.predictor import Experts, Predictor, Scores, best
-from emberd.compile.residency.policies import Policy
 from emberd.compile.residency.trace import CommandTrace
 from emberd.daemon.activation_map import ActivationMap, Expert
+from emberd.daemon.policies import Policy
 
 _NEVER = 1 << 62
 

@@ -4,6 +4,7 @@
      "layers": L, "experts": E, "experts_per_token": K, "expert_bytes": n,
      "token_demand_bytes": n,      what one token needs
      "budget_bytes": n | null,     null: all experts are mapped
+     "policy": NAME,               of daemon/policies.py; without a map, all are as lru
      "resident": n,                experts in memory
      "hit_rate": x | null,         of what steps asked the budgeted memory for; null: nothing yet
      "class": NAME | null,         what was asked for
@@ -78,6 +79,7 @@ def report(request: web.Request) -> dict[str, Any]:
     if watched is not None:
         body |= _watched(watched, found, index)
     if service.residency is not None:
+        body["policy"] = service.residency.policy.name
         body |= _counted(service.residency.ledger)
     return body
 

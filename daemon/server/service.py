@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ from emberd.daemon.artifact import Artifact
 from emberd.daemon.config import Config
 from emberd.daemon.core import Model
 from emberd.daemon.engine import Engine
+from emberd.daemon.errors import EmberdError
 from emberd.daemon.experts import Residency
 from emberd.daemon.metrics import Metrics
+from emberd.daemon.policies import Policy, followed
 from emberd.daemon.prompt import load_template, load_tokenizer, read_json
 from emberd.daemon.server.fields import Fields
 from emberd.daemon.template import ChatTemplate
 from emberd.daemon.text import Tokenizer
+
+log = logging.getLogger("emberd")
 
 
 @dataclass
@@ -63,6 +68,7 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
         activation_map,
         config.stall_deadline / 1000,
         config.stall_weight,
+        _policy(artifact, config, activation_map),
     )
     engine = Engine(
         lambda: _open_model(artifact, config.threads or None, residency),
@@ -93,6 +99,18 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
 def expert_budget(config: Config) -> int | None:
     """Of a configuration; None means that all experts are mapped."""
     return None if config.expert_budget < 0 else config.expert_budget
+
+
+def _policy(artifact: Artifact, config: Config, activation_map: ActivationMap | None) -> Policy:
+    """That of the settings, else of the artifact; a warning says where one asked for lacks a map.
+    Raises EmberdError."""
+    try:
+        policy = followed(config.expert_policy or artifact.expert_policy)
+    except EmberdError as error:
+        raise EmberdError(f"{artifact.path}: {error}") from None
+    if config.expert_policy and policy.needs_map and activation_map is None:
+        log.warning("%s: without an activation map, %s is as lru", artifact.path, policy.name)
+    return policy
 
 
 def _open_model(artifact: Artifact, threads: int | None, residency: Residency) -> Model:

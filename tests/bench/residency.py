@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 from emberd.compile.residency.counts import RoutingCounts
-from emberd.compile.residency.policies import POLICIES
 from emberd.compile.residency.replay import Step, replay
 from emberd.daemon.artifact import EXPERTS, WEIGHTS, Artifact
 from emberd.daemon.core import Model
+from emberd.daemon.policies import POLICIES
 from emberd.daemon.trace import RoutingTrace
 
 from bench import checkpoint, skewed

@@ -15,6 +15,7 @@ from emberd.compile.run import core_logits
 from emberd.daemon.activation_map import MAP_FILE, ActivationMap
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.errors import EmberdError
+from emberd.targets.registry import find_target
 
 MODEL = MODELS[0]
 CHUNKS = (1, 16)
@@ -55,6 +56,7 @@ def test_logits_are_the_same_bits(converted: Path, plain: Path, tmp_path: Path) 
         chunk_sizes=CHUNKS,
         activation_map=_write(found, tmp_path),
     )
+    assert Artifact.open(ordered).expert_policy == find_target("host").expert_policy
     before, after = (plain / "experts.bin").read_bytes(), (ordered / "experts.bin").read_bytes()
     assert before != after and sorted(before) == sorted(after)
     assert (plain / "weights.bin").read_bytes() == (ordered / "weights.bin").read_bytes()

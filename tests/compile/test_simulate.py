@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from activation_maps import random_map
 from emberd.compile.cli import main
-from emberd.compile.residency.policies import POLICIES
 from emberd.compile.residency.trace import CommandTrace, TraceHeader, TraceWriter
+from emberd.daemon.policies import POLICIES
 
 HEADER = TraceHeader("ab" * 32, layers=3, experts=8, top_k=2, expert_bytes=1_000_000)
 

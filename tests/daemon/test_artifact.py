@@ -46,7 +46,7 @@ def elf(name: str = machine()) -> bytes:
 
 
 def write(path: Path, kernels: dict[str, list[str]] | None = None, library: bytes = b"") -> Path:
-    with ArtifactWriter(path, DESCRIPTION, target="some-box") as writer:
+    with ArtifactWriter(path, DESCRIPTION, target="some-box", expert_policy="lru") as writer:
         writer.write_program(PROGRAM)
         for isa, features in ({"plain": []} if kernels is None else kernels).items():
             writer.add_kernels(isa, features, library or elf())
@@ -76,7 +76,7 @@ def edit_manifest(path: Path, change: Callable[[Any], None]) -> None:
 def test_round_trip(path: Path) -> None:
     artifact = Artifact.open(path)
     assert artifact.model == DESCRIPTION
-    assert artifact.target == "some-box"
+    assert (artifact.target, artifact.expert_policy) == ("some-box", "lru")
     assert artifact.kernels.isa == "plain"
     assert artifact.kernel_library == elf()
     assert Program.decode(artifact.program) == PROGRAM
@@ -89,6 +89,11 @@ def test_round_trip(path: Path) -> None:
         artifact.read("chat_template.jinja")
     with open(artifact.open_file("weights.bin"), "rb") as file:  # noqa: PTH123
         assert file.read() == bytes(1000) + b"abcd"
+
+
+def test_a_manifest_need_not_name_a_policy(path: Path) -> None:
+    edit_manifest(path, lambda manifest: manifest.pop("expert_policy"))
+    assert Artifact.open(path).expert_policy == ""
 
 
 def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
@@ -267,6 +272,7 @@ def test_a_kernel_library_that_is_none(tmp_path: Path) -> None:
         (lambda m: m["model"].update(stop_tokens=3), "stop_tokens is not a list"),
         (lambda m: m["model"].update(surprise=3), r"unknown model fields \['surprise'\]"),
         (lambda m: m.update(target=None), "target is not a string"),
+        (lambda m: m.update(expert_policy=1), "expert_policy is not a string"),
         (lambda m: m.update(kernels=[]), "kernels is empty"),
         (lambda m: m.update(kernels=3), "kernels is not a list"),
         (lambda m: m["kernels"][0].update(file="weights.bin"), "is not listed"),

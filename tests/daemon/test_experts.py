@@ -14,7 +14,9 @@ from emberd.daemon.activation_map import SUCCESSORS, ActivationMap, CommandClass
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import Model
 from emberd.daemon.experts import Residency, likeliest_class
+from emberd.daemon.policies import POLICIES
 from emberd.daemon.prompt import load_template, load_tokenizer
+from emberd.daemon.session import Session
 
 DEMO = Path(__file__).parents[2] / "firmware_assets" / "demo"
 SLOTS = 16  # of the 64 experts of the embedded model
@@ -57,10 +59,10 @@ def resident(model: Model) -> set[tuple[int, int]]:
     return {divmod(i, experts) for i, there in enumerate(model.resident_experts()) if there}
 
 
-def settled(model: Model) -> set[tuple[int, int]]:
-    """What is resident when nothing more is read."""
+def settled(model: Model, least: int = SLOTS) -> set[tuple[int, int]]:
+    """What is resident when nothing more is read, `least` of them or more."""
     before: set[tuple[int, int]] = set()
-    while (now := resident(model)) != before or len(now) < SLOTS:
+    while (now := resident(model)) != before or len(now) < least:
         before = now
         time.sleep(0.05)
     return now
@@ -93,6 +95,54 @@ def test_the_map_is_warmed_and_then_the_class_of_the_prompt(
             others = activation_map.hottest(SLOTS, (index + 1) % len(activation_map.classes))
             now = settled(model)
             assert len(now & set(hottest)) > len(now & set(others))
+
+
+@pytest.mark.parametrize(
+    ("name", "ahead", "by_class"),
+    [
+        ("lru", 0, False),
+        ("global-pinned", 20, False),
+        ("map-pinned", 20, True),
+        ("global-warmed", 40, False),
+        ("map-warmed", 40, True),
+    ],
+)
+def test_policies(
+    demo_artifact: Path, activation_map: ActivationMap, name: str, ahead: int, by_class: bool
+) -> None:
+    """What is read before any token, what is there after a prompt and budgets that changed, and
+    that answers are the same."""
+    artifact, policy = Artifact.open(demo_artifact), POLICIES[name]
+    tokens = prompts(artifact, "navigation")[0]
+    with Model(artifact, 2) as model, model.open_session(256) as session:
+        expected = answer(session, tokens)
+        budget = 40 * model.experts.expert_bytes  # more than a layer has besides those pinned
+    residency = Residency(budget, 2, activation_map, policy=policy)
+    with residency.open(artifact, 2) as model, model.open_session(256) as session:
+        assert settled(model, ahead) == set(activation_map.hottest(ahead))
+        session.prefill(tokens)
+        residency.prompt_read()
+        index = activation_map.index("navigation") if by_class else None
+        assert answer(session, tokens) == expected
+        kept = set(activation_map.hottest(20 if policy.pinned else 0, index))
+        assert settled(model, ahead) >= kept
+        residency.set_budget(3 * model.experts.expert_bytes)  # of which a step needs two
+        assert answer(session, tokens) == expected
+        residency.set_budget(budget)
+        assert settled(model, ahead) >= set(activation_map.hottest(ahead, index))
+
+
+def answer(session: Session, tokens: list[int]) -> list[bytes]:
+    """The logits after a prompt to an empty session, and after each of its tokens once more."""
+    session.reset()
+    first = session.prefill(tokens)
+    assert first is not None
+    found = [bytes(first.memory())]
+    for token in tokens:
+        logits = session.step([token])
+        assert logits is not None
+        found.append(bytes(logits.memory()))
+    return found
 
 
 def test_the_class_of_a_prompt_is_told_by_its_routing(

@@ -13,10 +13,10 @@ import pytest
 from activation_maps import random_map
 from emberd.compile.predict.available import available
 from emberd.compile.predict.predictor import multi_hot
-from emberd.compile.residency.policies import POLICIES, Policy
 from emberd.compile.residency.replay import Expectation, Outcome, Step, replay, steps
 from emberd.compile.residency.trace import CommandTrace, TraceHeader
 from emberd.daemon.activation_map import Expert
+from emberd.daemon.policies import POLICIES, Policy
 
 LRU, BELADY = POLICIES["lru"], POLICIES["belady"]
 MAP = random_map(3, 8, 2)

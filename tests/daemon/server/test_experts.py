@@ -14,6 +14,7 @@ import pytest
 from emberd.daemon.activation_map import MAP_FILE, ActivationMap
 from emberd.daemon.config import Config
 from emberd.daemon.core import Model
+from emberd.daemon.errors import EmberdError
 from emberd.daemon.server.service import load_service
 
 MAP = Path(__file__).parents[3] / "firmware_assets" / "demo" / MAP_FILE
@@ -97,11 +98,12 @@ def summed(entries: list[dict[str, Any]]) -> dict[str, Any]:
 async def test_costs_are_told_by_class_and_by_minute(
     run: Any, demo_artifact: Path, tmp_path: Path
 ) -> None:
-    config = Config(threads=1, expert_budget=20 * EXPERT_BYTES)
+    config = Config(threads=1, expert_budget=20 * EXPERT_BYTES, expert_policy="map-pinned")
     service = load_service(with_map(demo_artifact, tmp_path, MAP.read_bytes()), config)
     daemon = await run(service, None)
     before = await experts(daemon)
     assert [entry["class"] for entry in before["by_class"]] == [*CLASSES, None]
+    assert before["policy"] == "map-pinned"
     assert before["minutes"] == []
     await daemon.chat("set the driver side to 21 degrees", max_tokens=9, **daemon.endless)
     first = await experts(daemon)
@@ -142,6 +144,24 @@ async def test_a_map_says_what_is_expected(run: Any, demo_artifact: Path, tmp_pa
         assert expected == pytest.approx(found.mass(layer, 2), abs=1e-5)
     error = await experts(daemon, "?class=games", 400)
     assert "has climate, diagnosis" in error["error"]["message"]
+
+
+async def test_a_policy_that_lacks_a_map_is_as_lru(
+    run: Any, demo_artifact: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = Config(threads=1, expert_budget=20 * EXPERT_BYTES, expert_policy="map-pinned")
+    daemon = await run(load_service(demo_artifact, config), None)
+    assert "without an activation map, map-pinned is as lru" in caplog.text
+    await daemon.chat("set the driver side to 21 degrees", max_tokens=3)
+
+
+def test_a_policy_of_a_newer_artifact_is_refused(demo_artifact: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(demo_artifact, tmp_path / "artifact"))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"expert_policy": "oracle"}))
+    with pytest.raises(EmberdError, match=f"^{copy}: unknown policy 'oracle'; the daemon has lru"):
+        load_service(copy, Config())
+    load_service(copy, Config(expert_policy="lru")).engine.close()
 
 
 async def test_a_map_of_another_model_is_said_and_left_out(

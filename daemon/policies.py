@@ -1,11 +1,16 @@
-"""Which experts stay in memory: policies as data, for `simulate` to replay traces against.
+"""Which experts stay in memory: policies as data, for the daemon to follow and `emberc simulate` to
+replay traces against.
 
 All build on least recently used; what they add, they take from an activation map or a predictor.
+The daemon follows those that need no predictor. A target's description names the policy of the
+artifacts that are built for it; the daemon's setting `expert_policy` names another.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from emberd.daemon.errors import EmberdError
 
 
 @dataclass(frozen=True)
@@ -13,7 +18,8 @@ class Policy:
     """What a policy adds to evicting the expert that was used least recently.
 
     pinned: share of the slots that hold the map's most chosen experts for the whole command.
-    warmed: an empty cache is filled with the map's most chosen experts.
+    warmed: the map's most chosen experts are read before they are asked for: as many as fit, when
+        the memory is empty, and those of its class when a command's class is told.
     by_class: pins and warming follow the command's own class; otherwise all classes by their
         priors.
     retained: what a predictor expects least of the next tokens is evicted first.
@@ -43,6 +49,11 @@ class Policy:
             return "next layer"
         return "tokens" if self.retained or self.read_ahead else ""
 
+    @property
+    def simulated_only(self) -> bool:
+        """Whether the daemon cannot follow it."""
+        return bool(self.needs_predictor or self.offline)
+
 
 POLICIES: dict[str, Policy] = {
     policy.name: policy
@@ -59,3 +70,17 @@ POLICIES: dict[str, Policy] = {
         Policy("belady", offline=True),
     )
 }
+DEFAULT = POLICIES["map-warmed"]  # of artifacts that name none
+
+
+def followed(name: str) -> Policy:
+    """The policy of this name that the daemon is to follow, DEFAULT where it is empty. Raises
+    EmberdError for one that does not exist, or that only `emberc simulate` has."""
+    if not name:
+        return DEFAULT
+    known = ", ".join(policy.name for policy in POLICIES.values() if not policy.simulated_only)
+    if name not in POLICIES:
+        raise EmberdError(f"unknown policy {name!r:.80}; the daemon has {known}")
+    if POLICIES[name].simulated_only:
+        raise EmberdError(f"only emberc simulate has the policy {name}; the daemon has {known}")
+    return POLICIES[name]
