@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hmac
 from collections.abc import AsyncIterator
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.server import chat, completions, experts, health, models
+from emberd.daemon.server.access import access
 from emberd.daemon.server.api_error import ApiError
 from emberd.daemon.server.errors import errors
 from emberd.daemon.server.keys import SERVING, Serving
-
-
-@web.middleware
-async def _authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    key = request.app[SERVING].config.api_key.encode()
-    if not key or not request.path.startswith("/v1/"):
-        return await handler(request)
-    if not hmac.compare_digest(_given_key(request.headers.get("Authorization", "")), key):
-        raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-    return await handler(request)
-
-
-def _given_key(authorization: str) -> bytes:
-    """The bearer token; or the password of HTTP Basic, which is how browsers send one."""
-    scheme, _, credentials = authorization.partition(" ")
-    if scheme == "Bearer":
-        return credentials.encode(errors="surrogateescape")
-    if scheme != "Basic":
-        return b""
-    try:
-        return base64.b64decode(credentials, validate=True).partition(b":")[2]
-    except ValueError:
-        return b""
 
 
 @web.middleware
@@ -60,7 +36,7 @@ async def _engine(app: web.Application) -> AsyncIterator[None]:
 def make_app(serving: Serving) -> web.Application:
     """The application; closing it closes the service's engine."""
     app = web.Application(
-        middlewares=[errors, _authenticate, _wait_until_loaded],
+        middlewares=[errors, access, _wait_until_loaded],
         client_max_size=serving.config.max_body_bytes,
     )
     app[SERVING] = serving
