@@ -22,6 +22,7 @@ COMMANDS = {
     "build": ("emberd.compile.build", "compile a checkpoint or converted model for a target"),
     "profile": ("emberd.compile.profile", "count which experts typical commands choose"),
     "simulate": ("emberd.compile.simulate", "replay a trace against residency policies"),
+    "stalls": ("emberd.compile.stalls", "measure what waiting less for experts costs in accuracy"),
     "predict": ("emberd.compile.predict.command", "compare predictors of which experts come next"),
     "run": ("emberd.compile.run", "feed token ids to an artifact or converted model"),
     "verify": ("emberd.compile.verify", "compare an artifact with its converted model"),

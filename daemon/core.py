@@ -172,10 +172,10 @@ class Model:
 
     def prefer_resident_experts(self, margin: float) -> None:
         """Cache-aware routing: a token that is decoded takes, in place of a missing expert, the
-        likeliest one in memory, if the router gives that at least 1 - `margin` of the missing
-        one's probability. Weights are those that the router would have given to this choice; the
-        first expert of a layer is never replaced. Replacements are counted. A margin of 0 turns
-        that off, as it is at first.
+        likeliest one in memory, if its probability is at most `margin` less, as a share of those of
+        all that the router chose: so much routing weight is lost. Weights are those that the router
+        would have given to the new choice; a token's first expert is never replaced. Replacements
+        are counted. A margin of 0 turns that off, as it is at first.
 
         Results depend on what is in memory while it is on; prompts replace none. Raises EmberdError
         for a program built without moa_fusion.

@@ -143,9 +143,9 @@ EMBER_API ember_status ember_model_break_stalls(ember_model *model, int64_t nano
                                                 float weight, char *error, size_t size);
 
 /* A token that is decoded, alone or in a batch, takes in place of an expert that is not in memory the
- * likeliest one that is, if the router gives that at least 1 - `margin` of the probability, and with
- * the weights that the router would have given to this choice. The first expert of a layer is never
- * replaced, prompts replace none, and a trace and ember_expert_watch note what the router chose. 0:
+ * likeliest one that is, if its probability is at most `margin` less, as a share of those of all that
+ * the router chose: so much routing weight is lost. Weights are those that the router would have
+ * given to the new choice. A token's first expert is never replaced, prompts replace none, and a trace and ember_expert_watch note what the router chose. 0:
  * none is replaced, as when a model opens. Refused when the program does not say what its routers
  * made of tokens. */
 EMBER_API ember_status ember_model_prefer_resident(ember_model *model, float margin, char *error,

@@ -1,8 +1,9 @@
 /* Cache-aware routing: a token that is decoded takes an expert that is in memory in place of one that
- * is not, if its router puts them close together.
+ * is not, if it loses little of its routing weight by that.
  *
  * After Skliar et al. 2024, "Mixture of cache-conditional experts for efficient mobile device
- * inference", with a bound on what each choice may lose instead of a bonus for what is in memory. */
+ * inference", with a bound on what a choice may lose instead of a bonus for what is in memory. The
+ * bound is a difference, not a ratio: what weighs next to nothing may go for any other. */
 #include "store.h"
 
 /* What the router made of a token. */
@@ -17,6 +18,14 @@ static bool is_resident(const ember_store *store, int32_t expert)
 {
     int32_t index = store->slot_of[store->layer * store->config.layout.experts + expert];
     return index >= 0 && store->slots[index].ready;
+}
+
+static float sum_scores(const routed *token)
+{
+    float sum = 0.0F;
+    for (int32_t i = 0; i < token->top_k; i++)
+        sum += token->scores[token->ids[i]];
+    return sum;
 }
 
 static int32_t find_first(const routed *token)
@@ -70,22 +79,20 @@ static void sort_ids(routed *token)
 /* As the router weighs what it chose: its bits, if that had been these experts. */
 static void weigh(routed *token)
 {
-    float total = 0.0F;
-    for (int32_t i = 0; i < token->top_k; i++)
-        total += token->scores[token->ids[i]];
+    float total = sum_scores(token);
     for (int32_t i = 0; i < token->top_k; i++)
         token->weights[i] = token->scores[token->ids[i]] / total;
 }
 
 static int32_t reroute_token(const ember_store *store, routed *token)
 {
-    float share = 1.0F - *store->config.routing_margin;
+    float most = *store->config.routing_margin * sum_scores(token);
     int32_t substituted = 0, first = find_first(token);
     for (int32_t i = 0; i < token->top_k; i++) {
         int32_t id = token->ids[i];
         if (i == first || is_resident(store, id))
             continue;
-        int32_t other = find_resident(store, token, share * token->scores[id]);
+        int32_t other = find_resident(store, token, token->scores[id] - most);
         if (other < 0)
             continue;
         token->ids[i] = other;

@@ -1,0 +1,285 @@
+"""`emberc stalls`: what tokens wait for experts with a budget, and what waiting less costs.
+
+Two settings of the daemon shorten waits and change answers: routing_margin and stall_deadline. The
+same tokens are decoded without them, which gives the logits of the whole model, and with each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, product
+from pathlib import Path
+
+import numpy as np
+from emberd.compile.residency.commands import CommandReader
+from emberd.compile.residency.sizes import size
+from emberd.compile.residency.trace import TraceHeader
+from emberd.compile.simulate import read_budget
+from emberd.compile.verify import Comparison, compare
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.bindings import ExpertCounters
+from emberd.daemon.core import MAX_STALL_SECONDS, Model
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.session import Session
+from numpy.typing import NDArray
+
+_BUDGET = "25%"
+_MARGINS = (0.01, 0.05, 0.2)
+_WEIGHT = 0.05
+_COMMANDS, _MAX_TOKENS = 8, 32
+_PROMPT = 32  # random tokens, where no commands are given
+
+
+@dataclass(frozen=True)
+class Setting:
+    """As in the daemon's configuration; the deadline is in milliseconds. The default changes no
+    answer."""
+
+    routing_margin: float = 0.0
+    stall_deadline: float = 0.0
+    stall_weight: float = _WEIGHT
+
+
+@dataclass
+class Text:
+    """Tokens that are read in one go, and those that are then decoded one after the other; none as
+    long as the model has not said how it goes on."""
+
+    prompt: list[int]
+    decoded: list[int]
+
+
+@dataclass
+class Run:
+    """What decoding cost with a setting: `cost` of all tokens, `stalls` of each in seconds, and
+    the logits f32 [vocabulary] after each."""
+
+    cost: ExpertCounters = field(default_factory=ExpertCounters)
+    stalls: list[float] = field(default_factory=list)
+    logits: list[NDArray[np.float32]] = field(default_factory=list)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.cost.hits / max(self.cost.hits + self.cost.misses, 1)
+
+    def per_token(self, name: str) -> float:
+        """One of the counters."""
+        return int(getattr(self.cost, name)) / len(self.stalls)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting, its run, and that one's logits against those of the whole model."""
+
+    setting: Setting
+    run: Run
+    comparison: Comparison
+
+
+def measure(
+    artifact: Artifact,
+    budget: int,
+    texts: Sequence[Text],
+    settings: Sequence[Setting],
+    max_tokens: int = _MAX_TOKENS,
+    threads: int | None = None,
+) -> list[Row]:
+    """Decodes the texts with each setting after the one that changes nothing, which says how those
+    go on that are not complete. Every run has `budget` bytes of experts, none of them in memory at
+    first, where the least recently used make place."""
+    exact = _run(artifact, budget, texts, Setting(), max_tokens, threads)
+    if not exact.stalls:
+        raise EmberdError("the model ends every answer at once: there is nothing to decode")
+    expected = np.stack(exact.logits)
+    rows = [Row(Setting(), exact, compare(expected, expected))]
+    for setting in settings:
+        run = _run(artifact, budget, texts, setting, max_tokens, threads)
+        rows.append(Row(setting, run, compare(np.stack(run.logits), expected)))
+        run.logits.clear()
+    return rows
+
+
+def _run(
+    artifact: Artifact,
+    budget: int,
+    texts: Sequence[Text],
+    setting: Setting,
+    max_tokens: int,
+    threads: int | None,
+) -> Run:
+    run, stop_tokens = Run(), frozenset(artifact.model.stop_tokens)
+    with Model(artifact, threads, budget) as model:
+        model.prefer_resident_experts(setting.routing_margin)
+        model.break_stalls(setting.stall_deadline / 1000, setting.stall_weight)
+        for text in texts:
+            with model.open_session(len(text.prompt) + max_tokens) as session:
+                logits = session.prefill(text.prompt)
+                for token in text.decoded:
+                    _decode(model, session, token, run)
+                if text.decoded or logits is None:
+                    continue
+                following = logits.top(1)[0][0]
+                while following not in stop_tokens and len(text.decoded) < max_tokens:
+                    text.decoded.append(following)
+                    following = _decode(model, session, following, run)
+    return run
+
+
+def _decode(model: Model, session: Session, token: int, run: Run) -> int:
+    """Adds what the token cost to the run; returns the likeliest one after it."""
+    before = _total(model)
+    logits = session.step([token])
+    assert logits is not None
+    cost = _total(model)
+    for name, *_ in ExpertCounters._fields_:
+        difference = getattr(cost, name) - getattr(before, name)
+        setattr(run.cost, name, getattr(run.cost, name) + difference)
+    run.stalls.append((cost.stall_nanoseconds - before.stall_nanoseconds) / 1e9)
+    run.logits.append(np.array(logits.memory(), np.float32)[-1])
+    return logits.top(1)[0][0]
+
+
+def _total(model: Model) -> ExpertCounters:
+    total = ExpertCounters()
+    for counters in model.expert_counters():
+        for name, *_ in ExpertCounters._fields_:
+            setattr(total, name, getattr(total, name) + getattr(counters, name))
+    return total
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line a setting; reads and experts are of a token."""
+    lines = [
+        "routing_margin  stall_deadline    hits    read/tok  stall p50     p99  replaced  skipped"
+        "   KL mean      max   top-1"
+    ]
+    for row in rows:
+        setting, run, found = row.setting, row.run, row.comparison
+        median, late = np.percentile(run.stalls, [50, 99]) * 1000
+        deadline = f"{setting.stall_deadline:g} ms" if setting.stall_deadline else "-"
+        lines.append(
+            f"{setting.routing_margin or '-':>14}  {deadline:>14}  {run.hit_rate:6.1%}  "
+            f"{size(run.per_token('bytes')):>10}  {median:6.1f} ms  {late:5.1f}  "
+            f"{run.per_token('substituted'):8.2f}  {run.per_token('skipped'):7.2f}  "
+            f"{found.mean_kl:8.2g}  {found.max_kl:7.2g}  {found.top1_agreement:6.1%}"
+        )
+    return "\n".join(lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", type=Path, help="folder written by emberc build")
+    parser.add_argument(
+        "--budget",
+        default=_BUDGET,
+        metavar="SIZE",
+        help="of memory for experts: 25%% of them (the default), or 6G",
+    )
+    parser.add_argument(
+        "--routing-margin",
+        action="append",
+        type=float,
+        metavar="X",
+        help="the daemon's routing_margin; may be repeated (default 0.01, 0.05 and 0.2, unless a "
+        "--stall-deadline is given)",
+    )
+    parser.add_argument(
+        "--stall-deadline",
+        action="append",
+        type=float,
+        metavar="MS",
+        help="the daemon's stall_deadline; may be repeated, and goes with every margin",
+    )
+    parser.add_argument(
+        "--stall-weight",
+        type=float,
+        default=_WEIGHT,
+        metavar="X",
+        help="the daemon's stall_weight (default %(default)s)",
+    )
+    parser.add_argument(
+        "--commands",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines as for emberc profile, of which answers are decoded (default: random "
+        "tokens)",
+    )
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=_COMMANDS,
+        metavar="N",
+        help="only the first N commands (default %(default)s)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=_MAX_TOKENS,
+        metavar="N",
+        help="tokens decoded of each (default %(default)s)",
+    )
+    parser.add_argument("--threads", type=int, help="default: one per physical core")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    for name in ("first", "max_tokens"):
+        if getattr(arguments, name) < 1:
+            option = name.replace("_", "-")
+            raise EmberdError(f"--{option} {getattr(arguments, name)}: expected 1 or more")
+    settings = _settings(arguments)
+    artifact = Artifact.open(arguments.artifact)
+    with Model(artifact, 1) as model:
+        experts, longest = model.experts, model.max_context - arguments.max_tokens
+    if longest < 1:
+        raise EmberdError(
+            f"--max-tokens {arguments.max_tokens}: expected less than the context of "
+            f"{longest + arguments.max_tokens}"
+        )
+    header = TraceHeader("", experts.layers, experts.experts, experts.top_k, experts.expert_bytes)
+    slots = read_budget(arguments.budget, header)
+    texts = list(_texts(artifact, arguments, longest))
+    if not texts:
+        raise EmberdError(f"{arguments.commands}: no commands")
+    budget = slots * experts.expert_bytes
+    rows = measure(artifact, budget, texts, settings, arguments.max_tokens, arguments.threads)
+    print(
+        f"{slots} of {experts.layers * experts.experts} experts in memory at most, "
+        f"{len(rows[0].run.stalls)} tokens decoded in {len(texts)} texts; per token:\n{table(rows)}"
+    )
+
+
+def _settings(arguments: argparse.Namespace) -> list[Setting]:
+    """All but the one that changes nothing. Raises EmberdError."""
+    deadlines = arguments.stall_deadline or []
+    margins = arguments.routing_margin or ([] if deadlines else _MARGINS)
+    for margin in margins:
+        if not 0 <= margin <= 1:
+            raise EmberdError(f"--routing-margin {margin}: expected 0 to 1")
+    for deadline in deadlines:
+        if not 0 <= deadline <= MAX_STALL_SECONDS * 1000:
+            raise EmberdError(f"--stall-deadline {deadline}: expected 0 to 3600000 ms")
+    if not 0 <= arguments.stall_weight <= 1:
+        raise EmberdError(f"--stall-weight {arguments.stall_weight}: expected 0 to 1")
+    return [
+        Setting(margin, deadline, arguments.stall_weight)
+        for margin, deadline in product((0.0, *margins), (0.0, *deadlines))
+        if margin or deadline
+    ]
+
+
+def _texts(artifact: Artifact, arguments: argparse.Namespace, longest: int) -> Iterator[Text]:
+    """Of a complete command, its last tokens are decoded."""
+    if arguments.commands is None:
+        draw = random.Random(0)
+        for _ in range(arguments.first):
+            count = min(_PROMPT, longest) + arguments.max_tokens
+            tokens = draw.choices(range(artifact.model.vocab_size), k=count)
+            yield Text(tokens[: -arguments.max_tokens], tokens[-arguments.max_tokens :])
+        return
+    commands = CommandReader(artifact, longest).read(arguments.commands)
+    for command in islice(commands, arguments.first):
+        tokens = list(command.tokens)
+        cut = max(1, len(tokens) - arguments.max_tokens) if command.complete else len(tokens)
+        yield Text(tokens[:cut], tokens[cut:])
