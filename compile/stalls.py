@@ -24,6 +24,7 @@ from emberd.daemon.bindings import ExpertCounters
 from emberd.daemon.core import MAX_STALL_SECONDS, Model
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.session import Session
+from emberd.daemon.shortcuts import Shortcuts
 from numpy.typing import NDArray
 
 _BUDGET = "25%"
@@ -31,16 +32,6 @@ _MARGINS = (0.01, 0.05, 0.2)
 _WEIGHT = 0.05
 _COMMANDS, _MAX_TOKENS = 8, 32
 _PROMPT = 32  # random tokens, where no commands are given
-
-
-@dataclass(frozen=True)
-class Setting:
-    """As in the daemon's configuration; the deadline is in milliseconds. The default changes no
-    answer."""
-
-    routing_margin: float = 0.0
-    stall_deadline: float = 0.0
-    stall_weight: float = _WEIGHT
 
 
 @dataclass
@@ -63,18 +54,20 @@ class Run:
 
     @property
     def hit_rate(self) -> float:
-        return self.cost.hits / max(self.cost.hits + self.cost.misses, 1)
+        hits, misses = int(self.cost.hits), int(self.cost.misses)
+        return hits / max(hits + misses, 1)
 
     def per_token(self, name: str) -> float:
         """One of the counters."""
-        return int(getattr(self.cost, name)) / len(self.stalls)
+        count: int = getattr(self.cost, name)
+        return count / len(self.stalls)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A setting, its run, and that one's logits against those of the whole model."""
+    """Shortcuts, a run with them, and its logits against those of the whole model."""
 
-    setting: Setting
+    shortcuts: Shortcuts
     run: Run
     comparison: Comparison
 
@@ -83,21 +76,21 @@ def measure(
     artifact: Artifact,
     budget: int,
     texts: Sequence[Text],
-    settings: Sequence[Setting],
+    settings: Sequence[Shortcuts],
     max_tokens: int = _MAX_TOKENS,
     threads: int | None = None,
 ) -> list[Row]:
-    """Decodes the texts with each setting after the one that changes nothing, which says how those
-    go on that are not complete. Every run has `budget` bytes of experts, none of them in memory at
+    """Decodes the texts without shortcuts, which says how those go on that are not complete, and
+    with each of the settings. Every run has `budget` bytes of experts, none of them in memory at
     first, where the least recently used make place."""
-    exact = _run(artifact, budget, texts, Setting(), max_tokens, threads)
+    exact = _run(artifact, budget, texts, Shortcuts(), max_tokens, threads)
     if not exact.stalls:
         raise EmberdError("the model ends every answer at once: there is nothing to decode")
     expected = np.stack(exact.logits)
-    rows = [Row(Setting(), exact, compare(expected, expected))]
-    for setting in settings:
-        run = _run(artifact, budget, texts, setting, max_tokens, threads)
-        rows.append(Row(setting, run, compare(np.stack(run.logits), expected)))
+    rows = [Row(Shortcuts(), exact, compare(expected, expected))]
+    for shortcuts in settings:
+        run = _run(artifact, budget, texts, shortcuts, max_tokens, threads)
+        rows.append(Row(shortcuts, run, compare(np.stack(run.logits), expected)))
         run.logits.clear()
     return rows
 
@@ -106,14 +99,13 @@ def _run(
     artifact: Artifact,
     budget: int,
     texts: Sequence[Text],
-    setting: Setting,
+    shortcuts: Shortcuts,
     max_tokens: int,
     threads: int | None,
 ) -> Run:
     run, stop_tokens = Run(), frozenset(artifact.model.stop_tokens)
     with Model(artifact, threads, budget) as model:
-        model.prefer_resident_experts(setting.routing_margin)
-        model.break_stalls(setting.stall_deadline / 1000, setting.stall_weight)
+        shortcuts.apply(model)
         for text in texts:
             with model.open_session(len(text.prompt) + max_tokens) as session:
                 logits = session.prefill(text.prompt)
@@ -157,11 +149,11 @@ def table(rows: Sequence[Row]) -> str:
         "   KL mean      max   top-1"
     ]
     for row in rows:
-        setting, run, found = row.setting, row.run, row.comparison
+        shortcuts, run, found = row.shortcuts, row.run, row.comparison
         median, late = np.percentile(run.stalls, [50, 99]) * 1000
-        deadline = f"{setting.stall_deadline:g} ms" if setting.stall_deadline else "-"
+        deadline = f"{shortcuts.stall_deadline * 1000:g} ms" if shortcuts.stall_deadline else "-"
         lines.append(
-            f"{setting.routing_margin or '-':>14}  {deadline:>14}  {run.hit_rate:6.1%}  "
+            f"{shortcuts.routing_margin or '-':>14}  {deadline:>14}  {run.hit_rate:6.1%}  "
             f"{size(run.per_token('bytes')):>10}  {median:6.1f} ms  {late:5.1f}  "
             f"{run.per_token('substituted'):8.2f}  {run.per_token('skipped'):7.2f}  "
             f"{found.mean_kl:8.2g}  {found.max_kl:7.2g}  {found.top1_agreement:6.1%}"
@@ -250,8 +242,8 @@ def run(arguments: argparse.Namespace) -> None:
     )
 
 
-def _settings(arguments: argparse.Namespace) -> list[Setting]:
-    """All but the one that changes nothing. Raises EmberdError."""
+def _settings(arguments: argparse.Namespace) -> list[Shortcuts]:
+    """Raises EmberdError."""
     deadlines = arguments.stall_deadline or []
     margins = arguments.routing_margin or ([] if deadlines else _MARGINS)
     for margin in margins:
@@ -263,7 +255,7 @@ def _settings(arguments: argparse.Namespace) -> list[Setting]:
     if not 0 <= arguments.stall_weight <= 1:
         raise EmberdError(f"--stall-weight {arguments.stall_weight}: expected 0 to 1")
     return [
-        Setting(margin, deadline, arguments.stall_weight)
+        Shortcuts(margin, deadline / 1000, arguments.stall_weight)
         for margin, deadline in product((0.0, *margins), (0.0, *deadlines))
         if margin or deadline
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ class Config:
         reader_threads: that read those.
         expert_policy: which of them stay in memory (see policies.POLICIES); empty means what the
             artifact's target prefers.
+        routing_margin: how much routing weight (a token's experts have 1 in all) a choice may lose
+            by taking an expert in memory in place of a missing one, which changes answers.
         stall_deadline: milliseconds that a token may wait for those; then missing experts whose
             routing weight is below stall_weight are skipped, which changes answers. 0: none are.
         stall_weight: see there.
@@ -45,6 +48,7 @@ class Config:
     expert_budget: int = -1
     reader_threads: int = 4
     expert_policy: str = ""
+    routing_margin: float = 0.0
     stall_deadline: float = 0.0
     stall_weight: float = 0.05
     max_queue: int = 32
@@ -62,6 +66,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "threads": (0, 256),
     "expert_budget": (-1, 1 << 62),
     "reader_threads": (1, 64),
+    "routing_margin": (0, 1),
     "stall_deadline": (0, 60_000),
     "stall_weight": (0, 1),
     "max_queue": (0, 1 << 16),
@@ -108,6 +113,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _checked(where: str, name: str, value: Any, kind: type[Any]) -> Any:
+    if kind is float and isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)  # 1e3, which is text in YAML 1.1
     if name == "keep_alive" and isinstance(value, str):
         value = _seconds(where, value)
     if name == "expert_budget" and isinstance(value, str):

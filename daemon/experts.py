@@ -22,6 +22,7 @@ from emberd.daemon.core import PINNED, Model
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.expert_ledger import ExpertLedger
 from emberd.daemon.policies import DEFAULT, Policy
+from emberd.daemon.shortcuts import Shortcuts
 
 _AHEAD_TOKENS = 64  # for which experts are read ahead
 _LEAST_USES = 0.25  # of an expert by so many tokens, for it to be read ahead
@@ -33,8 +34,9 @@ _UNSEEN = 1e-4  # share of the choices that an expert is given which a class nev
 class Residency:
     """Opens the models of an artifact, one after the other, with the same budget for experts.
 
-    Attributes: `budget` (bytes; None: all experts are mapped), `policy`, `ledger` (what experts
-    have cost since the first model was opened, up to the last call of `prompt_read` or `at_rest`).
+    Attributes: `budget` (bytes; None: all experts are mapped), `shortcuts` (of tokens that are
+    decoded), `policy`, `ledger` (what experts have cost since the first model was opened, up to the
+    last call of `prompt_read` or `at_rest`).
 
     At any time there is one class for all of the model's work: that of the prompt that was read
     last. What experts cost since the end of the prompt before it, or since a rest in between, is
@@ -47,20 +49,18 @@ class Residency:
         budget: int | None,
         reader_threads: int,
         activation_map: ActivationMap | None = None,
-        stall_deadline: float = 0.0,
-        stall_weight: float = 0.0,
+        shortcuts: Shortcuts | None = None,
         policy: Policy = DEFAULT,
     ) -> None:
-        """`stall_deadline` (seconds), `stall_weight`: as in Model.break_stalls. Without a map,
-        every `policy` is plain LRU."""
+        """Without `shortcuts`, tokens take none; without a map, every `policy` is plain LRU."""
         self.budget = budget
+        self.shortcuts = shortcuts or Shortcuts()
         self._reader_threads = reader_threads
         self._map = activation_map
         self.policy = policy
         classes = () if activation_map is None else activation_map.classes
         self.ledger = ExpertLedger([entry.name for entry in classes])
         self._class: int | None = None
-        self._stall = stall_deadline, stall_weight
         self._counted: Sequence[int] = ()  # choices of each expert when a prompt was last read
         self._lock = threading.Lock()
         self._least = 0  # budget of a step, in bytes, once a model has been opened
@@ -71,8 +71,7 @@ class Residency:
         """Opens the model. Raises EmberdError."""
         with self._lock:
             model = Model(artifact, threads, self.budget, self._reader_threads)
-            if self._stall[0] > 0:
-                model.break_stalls(*self._stall)
+            self.shortcuts.apply(model)
             self._model = weakref.ref(model)
             self._least = model.least_expert_budget
             self._counted = model.chosen_experts()
@@ -106,6 +105,25 @@ class Residency:
             self.ledger.count(model.expert_counters(), self._class, time.time())
             self._counted = model.chosen_experts()
         self._class = None
+
+    def change(self, budget: int | None, shortcuts: Shortcuts) -> None:
+        """Changes both for the open model, after the step that it is at, and for later ones. Raises
+        EmberdError where one of them is refused; both are then as before."""
+        before = self.shortcuts
+        self._take(shortcuts)
+        try:
+            self.set_budget(budget)
+        except BaseException:
+            self._take(before)
+            raise
+
+    def _take(self, shortcuts: Shortcuts) -> None:
+        with self._lock:
+            model = self._opened()
+            if model is not None:
+                with _unless_closed(model):
+                    shortcuts.apply(model)
+            self.shortcuts = shortcuts
 
     def set_budget(self, budget: int | None) -> None:
         """Changes the budget of the open model, after the step that it is at, and of later ones.

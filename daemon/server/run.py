@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from aiohttp import web
@@ -19,9 +19,10 @@ from emberd.daemon.errors import EmberdError
 from emberd.daemon.metrics import Metrics
 from emberd.daemon.server.app import make_app
 from emberd.daemon.server.keys import SERVING, Serving
-from emberd.daemon.server.service import Service, expert_budget
+from emberd.daemon.server.service import Service, expert_budget, shortcuts
 from emberd.daemon.server.systemd import notify_ready, passed_socket
 
+RELOADED = ("expert_budget", "routing_margin", "stall_deadline", "stall_weight")  # by SIGHUP
 KEEPALIVE_SECONDS = 75.0  # a connection without a request is closed after it
 
 log = logging.getLogger("emberd")
@@ -71,7 +72,7 @@ async def serve(
     reloads: set[asyncio.Task[None]] = set()
 
     async def again() -> None:
-        await asyncio.to_thread(_reload, service, reload)
+        await asyncio.to_thread(take_reload, service, reload)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -88,20 +89,27 @@ async def serve(
     await runner.cleanup()
 
 
-def _reload(service: Service, reload: Callable[[], Config]) -> None:
-    """Takes the expert budget of a changed configuration; what else changed waits for a restart."""
+def take_reload(service: Service, reload: Callable[[], Config]) -> None:
+    """Takes the settings in RELOADED of a changed configuration, or none of them where one is
+    refused; what else changed waits for a restart."""
     try:
         config = reload()
         if service.residency is not None:
-            service.residency.set_budget(expert_budget(config))
+            service.residency.change(expert_budget(config), shortcuts(config))
     except EmberdError as error:
         log.error("the configuration was not reloaded: %s", error)
         return
+    except Exception:  # or it would vanish with the task
+        log.exception("the configuration was not reloaded")
+        return
     before = asdict(service.config)
-    changed = [name for name, value in asdict(config).items() if value != before[name]]
-    if waiting := [name for name in changed if name != "expert_budget"]:
+    changed = {name: value for name, value in asdict(config).items() if value != before[name]}
+    if waiting := [name for name in changed if name not in RELOADED]:
         log.warning("only a restart changes %s", ", ".join(waiting))
-    log.warning("the expert budget is %s", config.expert_budget)
+    taken = {name: value for name, value in changed.items() if name in RELOADED}
+    service.config = replace(service.config, **taken)
+    news = ", ".join(f"{name} is {value}" for name, value in taken.items())
+    log.warning("the configuration was reloaded: %s", news or "nothing changed")
 
 
 async def _listen(runner: web.AppRunner, config: Config) -> web.BaseSite:

@@ -18,6 +18,7 @@ from emberd.daemon.metrics import Metrics
 from emberd.daemon.policies import Policy, followed
 from emberd.daemon.prompt import load_template, load_tokenizer, read_json
 from emberd.daemon.server.fields import Fields
+from emberd.daemon.shortcuts import Shortcuts
 from emberd.daemon.template import ChatTemplate
 from emberd.daemon.text import Tokenizer
 
@@ -66,8 +67,7 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
         expert_budget(config),
         config.reader_threads,
         activation_map,
-        config.stall_deadline / 1000,
-        config.stall_weight,
+        shortcuts(config),
         _policy(artifact, config, activation_map),
     )
     engine = Engine(
@@ -99,6 +99,11 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
 def expert_budget(config: Config) -> int | None:
     """Of a configuration; None means that all experts are mapped."""
     return None if config.expert_budget < 0 else config.expert_budget
+
+
+def shortcuts(config: Config) -> Shortcuts:
+    """Of a configuration."""
+    return Shortcuts(config.routing_margin, config.stall_deadline / 1000, config.stall_weight)
 
 
 def _policy(artifact: Artifact, config: Config, activation_map: ActivationMap | None) -> Policy:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from emberd.compile.cli import main
-from emberd.compile.stalls import Setting, Text, measure
+from emberd.compile.stalls import Text, measure
 from emberd.daemon.artifact import Artifact
+from emberd.daemon.shortcuts import Shortcuts
 from needs import needs
 
 needs("tvm")
@@ -24,9 +25,9 @@ def demo(demo_artifact: Path) -> Artifact:
 
 def test_every_setting_decodes_the_same_tokens(demo: Artifact) -> None:
     texts = [Text(TOKENS[:9], TOKENS[9:]), Text(TOKENS[:4], [])]
-    settings = [Setting(0.0), Setting(1.0), Setting(0.0, 1e-6, 1.0)]
+    settings = [Shortcuts(), Shortcuts(1.0), Shortcuts(0.0, 1e-9, 1.0)]
     rows = measure(demo, 16 * EXPERT_BYTES, texts, settings, max_tokens=31, threads=1)
-    assert [row.setting for row in rows] == [Setting(), *settings]
+    assert [row.shortcuts for row in rows] == [Shortcuts(), *settings]
     count = 31 + len(texts[1].decoded)
     for row in rows:
         cost = row.run.cost

@@ -45,6 +45,9 @@ def test_settings_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
         ("expert_budget: 1" + "0" * 5000, "not YAML: "),
         ("host: 2026-99-99", "not YAML: "),
         ("reader_threads: 0", "reader_threads: expected 1 to 64"),
+        ("stall_deadline: 1e9", "stall_deadline: expected 0 to 60000"),
+        ("stall_deadline: soon", "stall_deadline: expected float, not 'soon'"),
+        ("routing_margin: 1.5", "routing_margin: expected 0 to 1"),
         ("stall_deadline: -1", "stall_deadline: expected 0 to 60000"),
         ("stall_weight: 2", "stall_weight: expected 0 to 1"),
         ("expert_policy: 3", "expert_policy: expected str"),
@@ -86,7 +89,16 @@ def test_a_missing_file_or_artifact_is_named(
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400), ("0", 0), ("-1", -1), ("-1m", -60)],
+    [
+        ("1e3", 1000),
+        ("90", 90),
+        ("90s", 90),
+        ("5m", 300),
+        ("1.5h", 5400),
+        ("0", 0),
+        ("-1", -1),
+        ("-1m", -60),
+    ],
 )
 def test_how_long_an_idle_model_stays(tmp_path: Path, text: str, seconds: float) -> None:
     path = tmp_path / "emberd.yaml"

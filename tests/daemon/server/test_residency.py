@@ -19,7 +19,10 @@ from emberd.daemon.cli import main
 from emberd.daemon.config import Config
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.experts import Residency
+from emberd.daemon.server.run import take_reload
 from emberd.daemon.server.service import load_service
+from emberd.daemon.session import LogitsRole
+from emberd.daemon.shortcuts import Shortcuts
 
 EXPERT_BYTES = 24576  # of the embedded model, 64 of them
 BODY = {
@@ -61,7 +64,7 @@ async def test_a_reload_changes_the_budget_and_no_answer(
             assert (await _metrics(http, url))["emberd_expert_budget_bytes"] == 64 * EXPERT_BYTES
             for budget, slots, log in (
                 (150_000, None, "emberd: the expert budget of 150000 bytes is below the token_dem"),
-                (None, 6, "emberd: the expert budget is 150000"),
+                (None, 6, "emberd: the configuration was reloaded: expert_budget is 150000"),
                 (5, None, "emberd: the configuration was not reloaded: an expert budget of 5 byte"),
                 ("9Q", None, "emberd: the configuration was not reloaded: "),
             ):
@@ -79,14 +82,60 @@ async def test_a_reload_changes_the_budget_and_no_answer(
                         assert values[f'emberd_expert_misses_total{{layer="{layer}"}}'] > 0
                         read = values[f'emberd_expert_read_bytes_total{{layer="{layer}"}}']
                         assert read > 0 and read % EXPERT_BYTES == 0
-            path.write_text(json.dumps(settings | {"slots": 5}))
+            path.write_text(json.dumps(settings | {"slots": 5, "stall_deadline": "1e3"}))
             process.send_signal(signal.SIGHUP)
-            line = (await asyncio.wait_for(process.stderr.readline(), 10)).decode()
-            assert line == "emberd: only a restart changes slots\n"
+            for log in (
+                "only a restart changes slots",
+                "the configuration was reloaded: expert_budget is 1572864, stall_deadline is 1000",
+            ):
+                line = (await asyncio.wait_for(process.stderr.readline(), 10)).decode()
+                assert line.startswith(f"emberd: {log}")
     finally:
         process.terminate()
         await process.wait()
     assert process.returncode == 0
+
+
+def test_shortcuts_outlive_the_models_and_are_changed_with_the_budget_or_not_at_all(
+    demo_artifact: Path,
+) -> None:
+    artifact, budget = Artifact.open(demo_artifact), 16 * EXPERT_BYTES
+    residency = Residency(budget, 1, shortcuts=Shortcuts(routing_margin=1.0))
+
+    def substituted() -> int:
+        with residency.open(artifact, 1) as model, model.open_session(64) as session:
+            for token in range(64):
+                session.step([token], LogitsRole.NONE)
+            return sum(counters.substituted for counters in model.expert_counters())
+
+    assert substituted() > 0
+    with residency.open(artifact, 1) as model, model.open_session(64) as session:
+        with pytest.raises(EmberdError, match="a step needs 2 experts"):
+            residency.change(1, Shortcuts())
+        assert residency.shortcuts == Shortcuts(routing_margin=1.0)
+        with pytest.raises(EmberdError, match="a routing margin of 2"):
+            residency.change(budget // 2, Shortcuts(routing_margin=2.0))
+        assert residency.budget == model.expert_budget == budget
+        residency.change(budget, Shortcuts())
+        for token in range(64):
+            session.step([token], LogitsRole.NONE)
+        assert sum(counters.substituted for counters in model.expert_counters()) == 0
+    assert substituted() == 0
+
+
+async def test_a_reload_that_fails_unexpectedly_is_told_and_changes_nothing(
+    demo_artifact: Path, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = await run(load_service(demo_artifact, Config(threads=1)), None)
+
+    def broken() -> Config:
+        raise MemoryError("no room for a configuration")
+
+    take_reload(daemon.service, broken)
+    assert "the configuration was not reloaded" in caplog.text
+    assert "MemoryError: no room for a configuration" in caplog.text
+    assert (await _ask(daemon.http, daemon.url))[0] == 200
+    assert daemon.service.config == Config(threads=1)
 
 
 async def test_a_bank_that_cannot_be_read_fails_requests_and_not_the_daemon(
@@ -137,15 +186,22 @@ def test_a_budget_outlives_the_models(demo_artifact: Path) -> None:
         assert model.expert_budget == 7 * EXPERT_BYTES
 
 
-async def test_a_stall_deadline_is_kept_and_what_it_skipped_is_told(
-    run: Any, demo_artifact: Path
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("skipped", {"stall_deadline": 1e-6, "stall_weight": 1.0}),
+        ("substituted", {"routing_margin": 1.0}),
+    ],
+)
+async def test_shortcuts_are_kept_and_what_they_changed_is_told(
+    run: Any, demo_artifact: Path, name: str, settings: dict[str, float]
 ) -> None:
-    settings = {"expert_budget": 8 * EXPERT_BYTES, "stall_deadline": 1e-6, "stall_weight": 1.0}
-    daemon = await run(load_service(demo_artifact, Config(threads=1, **settings)), None)
+    config = Config(threads=1, expert_budget=8 * EXPERT_BYTES, **settings)  # type: ignore[arg-type]
+    daemon = await run(load_service(demo_artifact, config), None)
     assert (await _ask(daemon.http, daemon.url))[0] == 200
     async with daemon.http.get(f"{daemon.url}/v1/experts") as response:
-        skipped = [layer["skipped"] for layer in (await response.json())["by_layer"]]
+        counts = [layer[name] for layer in (await response.json())["by_layer"]]
     values = await _metrics(daemon.http, daemon.url)
-    assert min(skipped[1:]) > 0
-    for layer, count in enumerate(skipped):
-        assert values[f'emberd_expert_skipped_total{{layer="{layer}"}}'] == count
+    assert min(counts[1:]) > 0
+    for layer, count in enumerate(counts):
+        assert values[f'emberd_expert_{name}_total{{layer="{layer}"}}'] == count
