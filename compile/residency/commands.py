@@ -59,6 +59,9 @@ class CommandReader:
     def _command(self, line: str) -> Command:
         try:
             entry = json.loads(line)
+            json.dumps(entry, ensure_ascii=False).encode()  # escapes can hide what is no text
+        except UnicodeEncodeError:
+            raise EmberdError("a lone surrogate, which is not a character") from None
         except (ValueError, RecursionError) as error:
             raise EmberdError(f"not JSON: {error}") from None
         given = set(entry) & {"prompt", "messages"} if isinstance(entry, dict) else set()

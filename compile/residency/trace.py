@@ -162,6 +162,8 @@ class Trace:
             with self._path.open("rb") as file:
                 unpacker = msgpack.Unpacker(file, max_buffer_size=_LARGEST_COMMAND)
                 for number, members in enumerate(unpacker):
+                    if number == 0 and not isinstance(members, dict):
+                        return  # no trace's header
                     yield Record(members, f"{self._path}: command {number}")
         except OSError as error:
             raise EmberdError(f"{self._path}: cannot be read: {error.strerror}") from error

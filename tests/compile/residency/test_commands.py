@@ -59,6 +59,7 @@ def test_prompts_stand_as_they_are_and_other_members_are_not_read(
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
+        (r'{"class": "a", "prompt": "x \ud800"}', "a lone surrogate"),
         ("[1]", 'expected {"class"'),
         ({"class": "a"}, 'expected {"class"'),
         ({"class": "a", "prompt": "x", "messages": [USER]}, 'expected {"class"'),

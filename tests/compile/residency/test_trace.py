@@ -158,3 +158,11 @@ def test_a_disk_that_is_full_at_the_end(tmp_path: Path) -> None:
         writer.finish(0)
     with pytest.raises(EmberdError, match="trace: No space left on device"):
         writer.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"root:x:0:0", b"\xc1", b"\x93\x01\x02\x03"])
+def test_other_files_are_no_traces(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(data)
+    with pytest.raises(EmberdError, match=r"not a trace|damaged"):
+        Trace(path)
