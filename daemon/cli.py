@@ -18,8 +18,8 @@ from emberd.daemon.version import VersionAction
 
 if TYPE_CHECKING:
     from emberd.daemon.config import Config
-    from emberd.daemon.metrics import Metrics
-    from emberd.daemon.server.service import Service
+
+_FAST_LOAD_SECONDS = 0.1
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,12 +64,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    """Loads the artifact in a thread, while the libraries of the server are imported.
+    """Loads the artifact in a thread, so that the libraries of the server are imported while a slow
+    disk is waited for. Where it is fast they come afterwards: two threads that take turns at the
+    interpreter lock need longer than one after the other.
 
     SIGHUP, which would end the process, waits until it can be served.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor, wait
 
     from emberd.daemon import config
     from emberd.daemon.metrics import Metrics
@@ -82,19 +84,16 @@ def _serve(options: argparse.Namespace) -> None:
     metrics.reached("configured")
     loader = ThreadPoolExecutor(1, "loader")
     with _without_openssl(), _without_garbage_collection():
-        loading = loader.submit(_load, options.artifact, settings, metrics)
+        from emberd.daemon.server.service import load_service
+
+        loading = loader.submit(load_service, options.artifact, settings, metrics)
         loader.shutdown(wait=False)
+        wait([loading], _FAST_LOAD_SECONDS)
         import asyncio
 
         from emberd.daemon.server.run import serve
 
         asyncio.run(serve(settings, metrics, loading, read))
-
-
-def _load(path: Path, settings: Config, metrics: Metrics) -> Service:
-    from emberd.daemon.server.service import load_service
-
-    return load_service(path, settings, metrics)
 
 
 @contextmanager
