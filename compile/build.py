@@ -23,7 +23,8 @@ from emberd.daemon.errors import EmberdError
 from emberd.targets.registry import HOST, UnknownTargetError, find_target
 from tqdm import tqdm
 
-CHUNK_SIZES = (1, 512)
+CHUNK_SIZES = (1, 32, 512)
+"""Tokens of a step. The scratch memory of a short one is compact: a first token touches little."""
 
 
 def build(
