@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from needs import lacking
 
 HERE = Path(__file__).parent
 CORE = HERE.parents[2] / "daemon" / "native"
@@ -26,18 +27,11 @@ WRAPPED = {
 }
 
 
-def unavailable(reason: str) -> None:
-    if os.environ.get("EMBERD_REQUIRE_ALL") == "1":
-        pytest.fail(f"{reason} and EMBERD_REQUIRE_ALL=1")
-    pytest.skip(reason)
-
-
 def compiler(sanitizers: str, folder: Path) -> str:
     """A C compiler with these sanitizers; skips the test where there is none."""
     path = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if path is None:
-        unavailable("there is no C compiler")
-    assert path is not None
+        lacking("there is no C compiler")
     probe = folder / "probe.c"
     probe.write_text("int main(void) { return 0; }\n")
     works = subprocess.run(
@@ -46,7 +40,7 @@ def compiler(sanitizers: str, folder: Path) -> str:
         check=False,
     )
     if works.returncode != 0 or subprocess.run([folder / "probe"], check=False).returncode != 0:
-        unavailable(f"{path} has no working -fsanitize={sanitizers}")
+        lacking(f"{path} has no working -fsanitize={sanitizers}")
     return path
 
 
