@@ -59,7 +59,7 @@ class Subject:
 
 SUBJECTS = (
     Subject("fifth", checkpoint.write_fifth, 1),
-    Subject("skewed", skewed.write, skewed.CLASSES),
+    Subject("skewed", skewed.write_skewed, skewed.CLASSES),
 )
 
 

@@ -6,12 +6,13 @@ import http.client
 import json
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -32,6 +33,12 @@ class Resident:
     def __str__(self) -> str:
         own, files = self.anonymous / 1e6, self.files / 1e6
         return f"{own + files:.1f} ({own:.1f} anonymous, {files:.1f} of files)"
+
+
+def shown(seconds: Sequence[float]) -> str:
+    """Milliseconds: the median, in brackets the least and the greatest."""
+    low, middle, high = min(seconds), statistics.median(seconds), max(seconds)
+    return f"{1e3 * middle:.1f} ({1e3 * low:.1f} to {1e3 * high:.1f})"
 
 
 class Server(ABC):
@@ -60,18 +67,21 @@ class Server(ABC):
 
     def ask(self, text: str) -> tuple[float, int]:
         """Seconds to the first token of an answer, and the tokens of the prompt."""
-        question = {
-            "messages": [{"role": "user", "content": text}],
-            "chat_template_kwargs": {"enable_thinking": False},
-            "max_tokens": 1,
-        }
+        return self.ask_for({"messages": [{"role": "user", "content": text}]})
+
+    def ask_for(self, question: Mapping[str, Any]) -> tuple[float, int]:
+        """As `ask`, of a chat's {"messages": ...} or of {"prompt": text or token ids}."""
+        path, body = "/v1/completions", {**question, "max_tokens": 1}
+        if "messages" in question:
+            path = "/v1/chat/completions"
+            body["chat_template_kwargs"] = {"enable_thinking": False}
         start = time.perf_counter()
         while True:
-            status, body = self._call("POST", "/v1/chat/completions", question)
+            status, answer = self._call("POST", path, body)
             if status == HTTPStatus.OK:
-                return time.perf_counter() - start, body["usage"]["prompt_tokens"]
+                return time.perf_counter() - start, answer["usage"]["prompt_tokens"]
             if status != HTTPStatus.SERVICE_UNAVAILABLE:  # llama-server's while it loads
-                raise RuntimeError(f"not answered: {body}")
+                raise RuntimeError(f"not answered: {answer}")
             time.sleep(_POLL_SECONDS)
 
     def wait_until_unloaded(self) -> None:
@@ -85,6 +95,11 @@ class Server(ABC):
             int(sizes[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile", "RssShmem")
         )
         return Resident(own, sum(mapped))
+
+    def bytes_read(self) -> int:
+        """What the process has had read from disks so far."""
+        counters = Path(f"/proc/{self.process.pid}/io").read_text()
+        return int(re.search(r"^read_bytes: (\d+)$", counters, re.MULTILINE)[1])
 
     def close(self) -> None:
         self._http.close()

@@ -15,7 +15,7 @@ import numpy as np
 from checkpoints import TinyModel
 from numpy.typing import NDArray
 
-from bench import checkpoint
+from bench import checkpoint, tokenizer
 from bench.checkpoint import FIFTH, Floats, Planted
 
 CLASSES = 8
@@ -72,7 +72,13 @@ class Habits:
         return planted
 
 
-def write(folder: Path, model: TinyModel = SKEWED) -> None:
+def write_skewed(folder: Path) -> None:
+    """Writes SKEWED with a tokenizer, so that it can be served."""
+    write(folder, SKEWED)
+    tokenizer.write(folder, SKEWED.vocab)
+
+
+def write(folder: Path, model: TinyModel) -> None:
     """Write the checkpoint; equal bytes every time."""
     habits = Habits.of(model)
     planted: dict[str, Planted] = {"model.embed_tokens.weight": habits.embedding}

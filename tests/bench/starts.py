@@ -10,6 +10,8 @@ phases     of the start: when the daemon first did something, in seconds from it
            of loading are a thread's beside the imports of the server
 wake       from request to first token of an unloaded model, minus the same of a loaded one
 idle       resident memory of the process while its model is unloaded
+cold       wake with nothing of the model in the page cache, and memory for a part of the experts:
+           with an activation map, without, and the disk alone (see bench/cold.py)
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 
-from bench.servers import EmberdServer, LlamaServer, Resident, Server
+from bench import cold
+from bench.servers import EmberdServer, LlamaServer, Resident, Server, shown
 
 PROMPT = 16  # tokens
 _KEEP_ALIVE = 1.0  # seconds after which a model is unloaded: llama-server's least
@@ -48,10 +51,10 @@ class Starts:
         """Figures as text: the median, in brackets the least and the greatest."""
         wake = statistics.median(self.unloaded) - statistics.median(self.loaded)
         return {
-            "exec -> listening, ms": _shown(self.listening),
-            "exec -> first token, ms": _shown(self.exec),
-            "request -> first token, model unloaded, ms": _shown(self.unloaded),
-            "request -> first token, model loaded, ms": _shown(self.loaded),
+            "exec -> listening, ms": shown(self.listening),
+            "exec -> first token, ms": shown(self.exec),
+            "request -> first token, model unloaded, ms": shown(self.unloaded),
+            "request -> first token, model loaded, ms": shown(self.loaded),
             "wake: the difference of these medians, ms": f"{1e3 * wake:.1f}",
             "tokens of the prompt": str(self.prompt),
             "resident while unloaded, MB": str(self.idle),
@@ -69,7 +72,7 @@ def phases(artifact: Path, samples: int) -> dict[str, str]:
             for name, seconds in server.milestones().items():
                 found.setdefault(name, []).append(seconds)
     in_time = sorted(found, key=lambda name: statistics.median(found[name]))
-    return {f"exec -> {name.replace('_', ' ')}, ms": _shown(found[name]) for name in in_time}
+    return {f"exec -> {name.replace('_', ' ')}, ms": shown(found[name]) for name in in_time}
 
 
 def measure(sides: dict[str, Serve], samples: int) -> dict[str, Starts]:
@@ -115,11 +118,6 @@ def serve_emberd(artifact: Path) -> Serve:
     return lambda unloads: EmberdServer(artifact, keep_alive=_KEEP_ALIVE if unloads else -1)
 
 
-def _shown(seconds: list[float]) -> str:
-    low, middle, high = min(seconds), statistics.median(seconds), max(seconds)
-    return f"{1e3 * middle:.1f} ({1e3 * low:.1f} to {1e3 * high:.1f})"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.starts", description=__doc__.splitlines()[0])
     parser.add_argument("artifact", type=Path)
@@ -128,20 +126,39 @@ def main() -> None:
     parser.add_argument(
         "--peer", type=Path, nargs=2, metavar=("LLAMA_SERVER", "GGUF"), help="the other program"
     )
+    parser.add_argument(
+        "--cold", type=Path, metavar="PLAIN", help="only cold wakes, beside an artifact of no map"
+    )
+    parser.add_argument("--share", type=int, default=25, help="percent of the experts in memory")
+    parser.add_argument("--commands", type=Path, help="what --cold asks; else it draws token ids")
+    parser.add_argument("--topics", type=int, default=1, help="of the ids that are drawn")
     arguments = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed emberd has its bytecode
     if arguments.phases:
         for name, figure in phases(arguments.artifact, arguments.samples).items():
             print(f"| {name} | {figure} |")
         return
+    if arguments.cold:
+        artifacts = {"with the map": arguments.artifact, "without": arguments.cold}
+        questions = (
+            cold.commands(arguments.commands)
+            if arguments.commands
+            else cold.drawn(arguments.artifact, arguments.topics)
+        )
+        _print(cold.measure(artifacts, arguments.share, questions, arguments.samples))
+        return
     sides = {"emberd": serve_emberd(arguments.artifact)}
     if arguments.peer:
         sides["llama-server"] = lambda unloads: LlamaServer(*arguments.peer, unloads)
-    found = measure(sides, arguments.samples)
+    _print(measure(sides, arguments.samples))
+
+
+def _print(found: Mapping[str, Starts] | Mapping[str, cold.Wakes]) -> None:
+    """A table of a column for each."""
     print("| |", " | ".join(found), "|")
     print("|---" * (1 + len(found)) + "|")
     for name in next(iter(found.values())).rows():
-        print(f"| {name} |", " | ".join(starts.rows()[name] for starts in found.values()), "|")
+        print(f"| {name} |", " | ".join(column.rows()[name] for column in found.values()), "|")
 
 
 if __name__ == "__main__":
