@@ -19,6 +19,7 @@ from emberd.compile.passes.fuse_linear import fuse_embedding, fuse_linear
 from emberd.compile.passes.fuse_projections import fuse_projections
 from emberd.compile.passes.fuse_rms_norm import fuse_rms_norm
 from emberd.compile.passes.fuse_router import fuse_router
+from emberd.compile.passes.fuse_shared_expert import fuse_shared_expert
 from emberd.compile.passes.import_onnx import import_onnx
 from emberd.compile.passes.lower_kernels import ACQUIRE_EXPERTS, KernelLibrary, lower_kernels
 from emberd.compile.passes.moa_fusion import moa_fusion
@@ -37,6 +38,7 @@ OPTIONAL_PASSES = (
     "fuse_gated_sum",
     "fuse_projections",
     "fuse_rms_norm",
+    "fuse_shared_expert",
     "moa_fusion",
 )
 _GATHERED_BYTES = 1 << 30  # of dequantised experts that a chunk may gather without moa_fusion
@@ -147,6 +149,7 @@ def _phases(
         fuse_embedding(),
         quantise(recipe, block),
         *([bound_logits()] if block == "head" else []),
+        fuse_shared_expert(),
         fuse_projections(),
         lower_kernels(isa, library),
         lower_remaining(),

@@ -21,6 +21,7 @@ from emberd.compile.kernels import (
     moe,
     rms_norm,
     router,
+    shared_expert,
 )
 from emberd.compile.passes import operators
 from emberd.compile.quantize.formats import FORMATS, unpack_expert
@@ -103,9 +104,19 @@ def _experts(table: Array, bank: Array, scalars: Sequence[Any]) -> tuple[Array, 
 
 
 def _moe(tensors: Sequence[Array], scalars: Sequence[Any]) -> Array:
-    x, ids, weights, _scores, *experts = tensors
-    gate_up, down = _experts(*experts, scalars) if scalars else experts
-    return moe.reference(x, ids, weights, gate_up, down, lambda values: values)
+    x, ids, weights, _scores, *shared, first, second = tensors
+    gate_up, down = _experts(first, second, scalars) if scalars else (first, second)
+    routed = moe.reference(x, ids, weights, gate_up, down, lambda values: values)
+    if not shared:
+        return routed
+    *packed, expert_gate, residual = shared
+    name, hidden, *_rest, width = scalars
+    shapes = [(width, hidden), (width, hidden), (hidden, width)]
+    matrices = [
+        _weight(weight, [name, *shape]) for weight, shape in zip(packed, shapes, strict=True)
+    ]
+    scales, output = shared_expert.reference(x, *matrices, expert_gate, lambda values: values)
+    return residual + (routed + scales * output)
 
 
 def _gather_experts(tensors: Sequence[Array], scalars: Sequence[Any]) -> Array:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from emberd.compile.isa.isa import Isa
+from emberd.compile.isa.vector import Expr
 from tvm import tirx
 from tvm.script import tirx as T  # noqa: N812
 
@@ -14,6 +16,9 @@ Dimension = Any
 
 Scratch = list[tuple[str, tuple[int, ...]]]
 """dtype and shape of each scratch tensor, in argument order."""
+
+Tasks = tuple[int, Callable[[Expr], None]]
+"""How many, and what emits the one of a number."""
 
 _SMALL = 8192  # elements: one or two microseconds
 
@@ -27,6 +32,19 @@ def parallel_unless_small(tasks: Dimension, elements: int) -> Any:
     """A loop over tasks of `elements` each: parallel if that can outweigh waking the threads."""
     small = isinstance(tasks, int) and tasks * elements <= _SMALL
     return (T.serial if small else T.parallel)(0, tasks)
+
+
+def dispatch(task: Expr, tasks: Sequence[Tasks]) -> None:
+    """Emits the body that the number of a task belongs to."""
+    (count, body), *others = tasks
+    if not others:
+        body(task)
+        return
+    with T.If(task < count):
+        with T.Then():
+            body(task)
+        with T.Else():
+            dispatch(T.Bind(task - count), others)
 
 
 def token_suffix(tokens: int | None) -> str:

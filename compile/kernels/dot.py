@@ -140,12 +140,17 @@ def _nibbles(chunks: list[Expr], lanes: int) -> list[Expr]:
     return low + high
 
 
-FloatLoad = Callable[[Expr, Expr, int], Expr]
-"""(row, column, lanes) -> that many float32 weights."""
+FloatRow = Callable[[Expr, int], Expr]
+"""A row of weights: (column, lanes) -> that many float32."""
+
+
+def float_row(weight: Buffer, row: Expr | int) -> FloatRow:
+    """Row `row` of weight f32[N, K]."""
+    return lambda column, lanes: load(weight, [row, column], lanes)
 
 
 def dot_float_rows(
-    isa: Isa, weight: FloatLoad, rows: Sequence[Expr], x: Buffer, tokens: Sequence[Expr]
+    isa: Isa, rows: Sequence[FloatRow], x: Buffer, tokens: Sequence[Expr]
 ) -> list[list[Expr]]:
     """Dot products of a few float32 weight rows with a few rows of x: scalars [token][row].
 
@@ -156,14 +161,14 @@ def dot_float_rows(
     sums = [[Register(constant(0.0, lanes)) for _ in rows] for _ in tokens]
     whole = columns // lanes * lanes
     with T.serial(0, whole // lanes) as step:
-        weights = [weight(row, step * lanes, lanes) for row in rows]
+        weights = [row(step * lanes, lanes) for row in rows]
         for token, accumulators in zip(tokens, sums, strict=True):
             values = load(x, [token, step * lanes], lanes)
             for factor, accumulator in zip(weights, accumulators, strict=True):
                 accumulator.add_product(factor, values)
     totals = [[Register(sum_lanes(a.value)) for a in accumulators] for accumulators in sums]
     with T.serial(whole, columns) as column:
-        weights = [weight(row, column, 1) for row in rows]
+        weights = [row(column, 1) for row in rows]
         for token, accumulators in zip(tokens, totals, strict=True):
             for factor, accumulator in zip(weights, accumulators, strict=True):
                 accumulator.add_product(factor, load(x, [token, column], 1))
@@ -198,14 +203,12 @@ def dot_float_block(isa: Isa, weight: Buffer, x: Buffer, block: Expr, put: Put) 
     tokens = x.shape[0]
     size = float_block_rows(tokens)
 
-    def load_weight(row: Expr, column: Expr, lanes: int) -> Expr:
-        return load(weight, [row, column], lanes)
-
     def dot(valid: int) -> None:
         rows = [T.Bind(T.Cast("int64", block) * size + i) for i in range(valid)]
+        weights = [float_row(weight, row) for row in rows]
 
         def dot_tokens(*numbers: Expr) -> None:
-            sums = dot_float_rows(isa, load_weight, rows, x, numbers)
+            sums = dot_float_rows(isa, weights, x, numbers)
             for token, values in zip(numbers, sums, strict=True):
                 for row, value in zip(rows, values, strict=True):
                     put(value, [token, row])

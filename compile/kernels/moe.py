@@ -1,39 +1,33 @@
 """Mixture of experts: y = sum over the chosen experts of w * down(silu(gate(x)) * up(x)).
 
 Experts are read where they lie: an id is looked up in a table that gives the expert's slot in the
-bank. For one token every chosen expert is one stream of memory. For many, the (token, expert) pairs
-are sorted by expert inside the kernel, so that a chunk of a prompt reads each expert once, and the
-weighted sum is a kernel of its own: so a chunk whose experts do not fit in memory together calls
-the first kernel for some of them after the other.
+bank. A shared expert, which every token passes, is computed beside them, and the end of the layer
+after them: y = residual + sigmoid(shared_expert_gate x) * shared(x) + routed.
+This kernel is for one token, of which every expert is one stream of memory; many tokens are
+computed by `shared_expert`, `expert_outputs` and `weighted_sum`, bit for bit as one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from emberd.compile.isa.isa import Isa
-from emberd.compile.isa.vector import (
-    Buffer,
-    Expr,
-    PrimFunc,
-    kernel,
-    load,
-    prefetch,
-    store,
-)
+from emberd.compile.isa.vector import Buffer, Expr, PrimFunc, kernel, store
 from emberd.compile.kernels.activations import types_suffix
 from emberd.compile.kernels.dimensions import (
-    Dimension,
     Scratch,
+    Tasks,
     dimension,
+    dispatch,
     parallel_unless_small,
     token_suffix,
 )
-from emberd.compile.kernels.dot import ROWS
-from emberd.compile.kernels.experts import Experts, declare_experts, experts_scratch
-from emberd.compile.kernels.weighted_sum import sum_token
+from emberd.compile.kernels.expert_input import declare_input, input_scratch, units_scratch
+from emberd.compile.kernels.experts import Experts
+from emberd.compile.kernels.shared_expert import SharedExpert, SharedWeights
+from emberd.compile.kernels.weighted_sum import SharedOutput, sum_token
 from emberd.compile.quantize.activations import Precision
 from emberd.compile.quantize.formats import FORMATS, expert_bytes
 from numpy.typing import NDArray
@@ -74,225 +68,109 @@ def moe(
     intermediate: int,
     experts: int,
     top_k: int,
+    shared: int | None,
 ) -> PrimFunc:
-    """The experts' part of a layer, for one token.
+    """The experts' part of a layer, for one token; with a shared expert of `shared` hidden units,
+    which has the same format, the layer's end as well.
 
-    x f32[1,H], ids i32[1,K], weights f32[1,K], expert_table i32[E], bank u8[S, expert_bytes]
-    -> y f32[1,H]; scratch. Ids are trusted to be in 0..E-1, table entries in 0..S-1. Experts are
-    added in order of k. In q8 and q4, x and the hidden units are quantised to `activations`; in f32
-    that is float32. EmberdError when the format cannot take the dimensions.
+    x f32[1,H], ids i32[1,K], weights f32[1,K], (the weights of `shared_expert`, residual f32[1,H]),
+    expert_table i32[E], bank u8[S, expert_bytes] -> y f32[1,H]; scratch.
+
+    Ids are trusted to be in 0..E-1, table entries in 0..S-1. Experts are added in order of k. In q8
+    and q4, x and the hidden units are quantised to `activations`; in f32 that is float32.
+    EmberdError when the format cannot take the dimensions.
     """
     weight_format = FORMATS[format]
     size = expert_bytes(weight_format, hidden, intermediate)
     types = types_suffix(format, activations)
-    name = f"moe_{types}_h{hidden}_i{intermediate}_e{experts}_k{top_k}_{token_suffix(1)}"
-    with kernel(name) as builder:
+    name = f"moe_{types}_h{hidden}_i{intermediate}_e{experts}_k{top_k}"
+    if shared is not None:
+        name += f"_s{shared}"
+    with kernel(f"{name}_{token_suffix(1)}") as builder:
         x = T.arg("x", T.buffer((1, hidden), "float32"))
         ids = T.arg("ids", T.buffer((1, top_k), "int32"))
         weights = T.arg("weights", T.buffer((1, top_k), "float32"))
+        extra = None if shared is None else SharedWeights.declare(format, hidden, shared)
+        residual = T.arg("residual", T.buffer((1, hidden), "float32")) if extra else None
         table = T.arg("expert_table", T.buffer((experts,), "int32"))
         bank = T.arg("bank", T.buffer((dimension("slots"), T.int64(size)), "uint8"))
         y = T.arg("y", T.buffer((1, hidden), "float32"))
-        layer = declare_experts(isa, weight_format, activations, x, bank, top_k, intermediate)
+        inputs = declare_input(isa, weight_format, activations, x)
+        routed = inputs.routed(bank, top_k, intermediate)
         outputs = T.arg("outputs", T.buffer((top_k, hidden), "float32"))
+        layer = end = None
+        if extra is not None:
+            scales = T.arg("shared_scales", T.buffer((1, 1), "float32"))
+            output = T.arg("shared_output", T.buffer((1, hidden), "float32"))
+            layer = SharedExpert(isa, x, extra, extra.expert(inputs, 1), scales, output)
+            end = SharedOutput(scales, output, residual)
         with T.sblock("root"):
-            _one_token(isa, layer, ids, weights, table, outputs, y)
+            inputs.prepare(T.int32(0))
+            _compute_experts(routed, layer, ids, table, outputs)
+            sum_token(isa, outputs, weights, end, T.int32(0), y)
     return builder.get()
 
 
 def moe_scratch(
-    *, format: str, activations: Precision, hidden: int, intermediate: int, top_k: int
+    *,
+    format: str,
+    activations: Precision,
+    hidden: int,
+    intermediate: int,
+    top_k: int,
+    shared: int | None,
 ) -> Scratch:
     """Scratch of `moe`."""
-    scratch = experts_scratch(FORMATS[format], activations, 1, top_k, hidden, intermediate)
-    return [*scratch, ("float32", (top_k, hidden))]
-
-
-def expert_outputs(
-    isa: Isa,
-    *,
-    format: str,
-    activations: Precision,
-    hidden: int,
-    intermediate: int,
-    experts: int,
-    top_k: int,
-) -> PrimFunc:
-    """What the experts of any number of tokens put out, as `moe` computes it, not added up yet.
-
-    x f32[T,H], ids i32[T,K], expert_table i32[E], bank u8[S, expert_bytes] -> outputs f32[T*K,H],
-    row t * K + k for expert ids[t, k]; scratch. Rows of experts whose table entry is -1 are left as
-    they are, so that calls with parts of the experts in the table fill the outputs together.
-    """
     weight_format = FORMATS[format]
-    size = expert_bytes(weight_format, hidden, intermediate)
-    types = types_suffix(format, activations)
-    name = f"expert_outputs_{types}_h{hidden}_i{intermediate}_e{experts}_k{top_k}"
-    with kernel(name) as builder:
-        rows = dimension("tokens")
-        x = T.arg("x", T.buffer((rows, hidden), "float32"))
-        ids = T.arg("ids", T.buffer((rows, top_k), "int32"))
-        table = T.arg("expert_table", T.buffer((experts,), "int32"))
-        bank = T.arg("bank", T.buffer((dimension("slots"), T.int64(size)), "uint8"))
-        outputs = T.arg("outputs", T.buffer((rows * top_k, hidden), "float32"))
-        layer = declare_experts(
-            isa, weight_format, activations, x, bank, rows * top_k, intermediate
-        )
-        order = _Order.arguments(rows * top_k, experts)
-        with T.sblock("root"):
-            _many_tokens(layer, ids, table, outputs, order)
-    return builder.get()
+    scratch = [
+        *input_scratch(weight_format, activations, 1, hidden),
+        *units_scratch(weight_format, activations, top_k, intermediate),
+        ("float32", (top_k, hidden)),
+    ]
+    if shared is not None:
+        scratch += [("float32", (1, 1)), ("float32", (1, hidden))]
+        scratch += units_scratch(weight_format, activations, 1, shared)
+    return scratch
 
 
-def expert_outputs_scratch(
-    tokens: int,
-    *,
-    format: str,
-    activations: Precision,
-    hidden: int,
-    intermediate: int,
-    experts: int,
-    top_k: int,
-) -> Scratch:
-    """Scratch of `expert_outputs`."""
-    pairs = tokens * top_k
-    scratch = experts_scratch(FORMATS[format], activations, tokens, pairs, hidden, intermediate)
-    return [*scratch, *_Order.scratch(pairs, experts)]
-
-
-def _one_token(
-    isa: Isa,
-    layer: Experts,
-    ids: Buffer,
-    weights: Buffer,
-    table: Buffer,
-    outputs: Buffer,
-    y: Buffer,
+def _compute_experts(
+    routed: Experts, shared: SharedExpert | None, ids: Buffer, table: Buffer, outputs: Buffer
 ) -> None:
-    """Two parallel regions: hidden units of all chosen experts, then outputs; then their sum.
+    """Two parallel regions: hidden units of all experts, then their outputs.
 
     In both, tasks go through one expert after the other, so that few threads read few streams.
     """
-    top_k, weights_read = int(ids.shape[1]), int(ids.shape[1]) * layer.hidden * layer.intermediate
-    hidden_tasks = top_k * layer.hidden_tasks
+    top_k = int(ids.shape[1])
 
     def slot(rank: Expr) -> Expr:
         return T.Bind(T.Cast("int64", table[ids[0, rank]]))
 
-    layer.prepare(T.int32(0))
-    with parallel_unless_small(hidden_tasks, 2 * weights_read // hidden_tasks) as task:
-        rank = T.Bind(task // layer.hidden_tasks)
-        part = T.Bind(task % layer.hidden_tasks)
-        layer.compute_hidden(slot(rank), part, lambda row: row, lambda row: rank + row, 1)
-    output_tasks = top_k * layer.output_tasks
-    with parallel_unless_small(output_tasks, weights_read // output_tasks) as task:
-        rank = T.Bind(task // layer.output_tasks)
-        part = T.Bind(task % layer.output_tasks)
+    def hidden(task: Expr) -> None:
+        rank = T.Bind(task // routed.hidden_tasks)
+        part = T.Bind(task % routed.hidden_tasks)
+        routed.compute_hidden(slot(rank), part, lambda row: row, lambda row: rank + row, 1)
+
+    def output(task: Expr) -> None:
+        rank = T.Bind(task // routed.output_tasks)
+        part = T.Bind(task % routed.output_tasks)
 
         def put(row: Expr, column: Expr, value: Expr) -> None:
             store(outputs, value, [rank + row, column])
 
-        layer.compute_output(slot(rank), part, lambda row: rank + row, 1, put)
-    sum_token(isa, outputs, weights, T.int32(0), y)
+        routed.compute_output(slot(rank), part, lambda row: rank + row, 1, put)
 
-
-@dataclass(frozen=True)
-class _Order:
-    """Scratch of the sort: pairs (token * top_k + rank) in order of their experts."""
-
-    pairs: Buffer  # int32 [pairs], sorted
-    starts: Buffer  # int32 [experts + 1]: where each expert's pairs begin
-    cursors: Buffer  # int32 [experts]
-    active: Buffer  # int32 [experts]: those with a pair and a slot
-    active_count: Buffer  # int32 [1]
-
-    @staticmethod
-    def arguments(pairs: Dimension, experts: int) -> _Order:
-        return _Order(
-            T.arg("order_pairs", T.buffer((pairs,), "int32")),
-            T.arg("order_starts", T.buffer((experts + 1,), "int32")),
-            T.arg("order_cursors", T.buffer((experts,), "int32")),
-            T.arg("order_active", T.buffer((experts,), "int32")),
-            T.arg("order_active_count", T.buffer((1,), "int32")),
-        )
-
-    @staticmethod
-    def scratch(pairs: int, experts: int) -> Scratch:
-        return [
-            ("int32", (pairs,)),
-            ("int32", (experts + 1,)),
-            ("int32", (experts,)),
-            ("int32", (experts,)),
-            ("int32", (1,)),
-        ]
-
-    def sort(self, ids: Buffer, table: Buffer) -> None:
-        """A stable counting sort."""
-        tokens, top_k = ids.shape[0], int(ids.shape[1])
-        experts = int(self.active.shape[0])
-        with T.serial(0, experts) as expert:
-            store(self.cursors, T.int32(0), [expert])
-        with T.serial(0, tokens) as token, T.serial(0, top_k) as rank:
-            expert = load(ids, [token, rank], 1)
-            store(self.cursors, self.cursors[expert] + 1, [expert])
-        store(self.starts, T.int32(0), [0])
-        store(self.active_count, T.int32(0), [0])
-        with T.serial(0, experts) as expert:
-            start = load(self.starts, [expert], 1)
-            count = load(self.cursors, [expert], 1)
-            store(self.cursors, start, [expert])
-            store(self.starts, start + count, [expert + 1])
-            with T.If(T.And(count > 0, table[expert] >= 0)), T.Then():
-                position = load(self.active_count, [0], 1)
-                store(self.active, T.Cast("int32", expert), [position])
-                store(self.active_count, position + 1, [0])
-        with T.serial(0, tokens) as token, T.serial(0, top_k) as rank:
-            expert = load(ids, [token, rank], 1)
-            position = load(self.cursors, [expert], 1)
-            store(self.pairs, T.Cast("int32", token * top_k + rank), [position])
-            store(self.cursors, position + 1, [expert])
-
-
-def _many_tokens(
-    layer: Experts, ids: Buffer, table: Buffer, outputs: Buffer, order: _Order
-) -> None:
-    """Sort, hidden units, outputs of every pair whose expert has a slot.
-
-    Tasks go through the experts for one part of them after the other: with a few threads, each
-    computes the same share of every expert however unevenly the tokens chose.
-    """
-    tokens, top_k = ids.shape[0], int(ids.shape[1])
-    with T.parallel(0, tokens) as token:
-        layer.prepare(token)
-    order.sort(ids, table)
-    active_count = load(order.active_count, [0], 1)
-
-    def for_blocks(parts: int, body: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
-        """Emits body(slot, part, first, count) for every part of every expert's blocks of rows."""
-        with T.parallel(0, active_count * parts) as task:
-            part = T.Bind(T.truncdiv(task, active_count))
-            expert = load(order.active, [task - part * active_count], 1)
-            slot = T.Bind(T.Cast("int64", table[expert]))
-            start = load(order.starts, [expert], 1)
-            end = load(order.starts, [expert + 1], 1)
-            with T.serial(0, T.truncdiv(end - start + (ROWS - 1), ROWS)) as block:
-                first = T.Bind(start + block * ROWS)
-                body(slot, part, first, T.Bind(T.min(end - first, ROWS)))
-
-    def hidden(slot: Expr, part: Expr, first: Expr, count: Expr) -> None:
-        def token(row: Expr) -> Expr:
-            return T.truncdiv(order.pairs[first + row], top_k)
-
-        layer.compute_hidden(slot, part, token, lambda row: first + row, count)
-
-    def output(slot: Expr, part: Expr, first: Expr, count: Expr) -> None:
-        def put(row: Expr, column: Expr, value: Expr) -> None:
-            store(outputs, value, [order.pairs[first + row], column])
-
-        def expect(row: Expr, column: Expr) -> None:
-            prefetch(outputs, [order.pairs[first + row], column], write=True)
-
-        layer.compute_output(slot, part, lambda row: first + row, count, put, expect)
-
-    for_blocks(layer.hidden_tasks, hidden)
-    for_blocks(layer.output_tasks, output)
+    units = top_k * routed.intermediate
+    hidden_parts: list[Tasks] = [(top_k * routed.hidden_tasks, hidden)]
+    output_parts: list[Tasks] = [(top_k * routed.output_tasks, output)]
+    if shared is not None:
+        units += shared.expert.intermediate
+        hidden_parts.append((shared.expert.hidden_tasks, partial(shared.compute_hidden, 0, 1)))
+        hidden_parts.append((1, lambda _task: shared.compute_scale(T.int32(0))))
+        output_parts.append((shared.expert.output_tasks, partial(shared.compute_output, 0, 1)))
+    for weights_read, parts in (
+        (2 * units * routed.hidden, hidden_parts),
+        (units * routed.hidden, output_parts),
+    ):
+        count = sum(number for number, _body in parts)
+        with parallel_unless_small(count, weights_read // count) as task:
+            dispatch(task, parts)

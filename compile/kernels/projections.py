@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from emberd.compile.isa.isa import Isa
 from emberd.compile.isa.vector import Buffer, Expr, PrimFunc, kernel, store
 from emberd.compile.kernels.activations import Activations, types_suffix
-from emberd.compile.kernels.dimensions import Scratch, dimension, token_suffix
+from emberd.compile.kernels.dimensions import (
+    Scratch,
+    Tasks,
+    dimension,
+    dispatch,
+    token_suffix,
+)
 from emberd.compile.kernels.dot import Weights, dot_float_block, float_blocks, over_weights
 from emberd.compile.kernels.linear import multiply_tile, quantise_rows, weight_argument
 from emberd.compile.quantize.activations import Precision
@@ -66,7 +72,7 @@ def projections(
             count = sum(number for number, _body in tasks)
             elements = sum(layer.n for layer in layers) * k // count
             with over_weights(count, elements, rows) as task:
-                _dispatch(task, tasks)
+                dispatch(task, tasks)
     return builder.get()
 
 
@@ -76,10 +82,6 @@ def projections_scratch(tokens: int, *, layers: tuple[Projection, ...], k: int) 
     for precision, _zero_point in _inputs(layers):
         scratch += Activations.scratch(tokens, k, precision)
     return scratch
-
-
-Tasks = tuple[int, Callable[[Expr], None]]
-"""How many, and what emits the one of a number."""
 
 
 def _inputs(layers: Sequence[Projection]) -> list[tuple[Precision, int]]:
@@ -104,16 +106,3 @@ def _float_tasks(isa: Isa, weight: Buffer, x: Buffer, y: Buffer) -> Tasks:
         dot_float_block(isa, weight, x, block, lambda value, at: store(y, value, at))
 
     return float_blocks(weight, x.shape[0]), multiply
-
-
-def _dispatch(task: Expr, tasks: list[Tasks]) -> None:
-    """Emits the body that the number of a task belongs to."""
-    (count, body), *others = tasks
-    if not others:
-        body(task)
-        return
-    with T.If(task < count):
-        with T.Then():
-            body(task)
-        with T.Else():
-            _dispatch(T.Bind(task - count), others)

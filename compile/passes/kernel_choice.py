@@ -13,6 +13,7 @@ from emberd.compile.kernels.cached_attention import cached_attention, cached_att
 from emberd.compile.kernels.causal_convolution import causal_convolution
 from emberd.compile.kernels.dimensions import Scratch
 from emberd.compile.kernels.embedding import embedding
+from emberd.compile.kernels.expert_outputs import expert_outputs, expert_outputs_scratch
 from emberd.compile.kernels.gated_activation import gated_activation
 from emberd.compile.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_scratch
 from emberd.compile.kernels.gated_sum import gated_sum
@@ -22,16 +23,12 @@ from emberd.compile.kernels.integer_attention import (
     integer_attention_scratch,
 )
 from emberd.compile.kernels.linear import linear, linear_scratch
-from emberd.compile.kernels.moe import (
-    expert_outputs,
-    expert_outputs_scratch,
-    moe,
-    moe_scratch,
-)
+from emberd.compile.kernels.moe import moe, moe_scratch
 from emberd.compile.kernels.projections import Projection, projections, projections_scratch
 from emberd.compile.kernels.rms_norm import rms_norm
 from emberd.compile.kernels.rotary_embedding import rotary_embedding
 from emberd.compile.kernels.router import router
+from emberd.compile.kernels.shared_expert import shared_expert, shared_expert_scratch
 from emberd.compile.kernels.split import split
 from emberd.compile.kernels.weighted_sum import weighted_sum
 from emberd.compile.passes.operators import OperatorCall, row_shape, static_shape
@@ -121,13 +118,14 @@ def _router(parsed: OperatorCall) -> Kernel:
 
 
 def _moe(parsed: OperatorCall) -> Kernel:
-    name, hidden, intermediate, experts, activations = parsed.scalars
+    name, hidden, intermediate, experts, activations, *shared = parsed.scalars
     static: dict[str, Any] = {
         "format": name,
         "activations": activations,
         "hidden": hidden,
         "intermediate": intermediate,
         "top_k": static_shape(parsed.tensors[1])[1],
+        "shared": shared[0] if shared else None,
     }
     return Kernel(_once(moe, **static, experts=experts), scratch=tuple(moe_scratch(**static)))
 
@@ -147,9 +145,23 @@ def _expert_outputs(parsed: OperatorCall) -> Kernel:
     return Kernel(_once(expert_outputs, **static), scratch=scratch)
 
 
+def _shared_expert(parsed: OperatorCall) -> Kernel:
+    rows, _one = _tokens(parsed)
+    name, hidden, activations, width = parsed.scalars
+    static: dict[str, Any] = {
+        "format": name,
+        "activations": activations,
+        "hidden": hidden,
+        "width": width,
+    }
+    scratch = tuple(shared_expert_scratch(rows, **static))
+    return Kernel(_once(shared_expert, **static), scratch=scratch)
+
+
 def _weighted_sum(parsed: OperatorCall) -> Kernel:
     columns, top_k = static_shape(parsed.tensors[0])[1], static_shape(parsed.tensors[1])[1]
-    return Kernel(_once(weighted_sum, columns=columns, top_k=top_k))
+    shared = len(parsed.tensors) > 2
+    return Kernel(_once(weighted_sum, columns=columns, top_k=top_k, shared=shared))
 
 
 def _gather_experts(parsed: OperatorCall) -> Kernel:
@@ -259,6 +271,7 @@ _CHOICES: dict[str, Callable[[OperatorCall], Kernel]] = {
     "block_maxima": _block_maxima,
     "router": _router,
     "moe": _moe,
+    "shared_expert": _shared_expert,
     "expert_outputs": _expert_outputs,
     "weighted_sum": _weighted_sum,
     "gather_experts": _gather_experts,

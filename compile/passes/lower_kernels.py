@@ -70,13 +70,30 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         return self._lower(parsed)
 
     def _lower_in_waves(self, parsed: OperatorCall) -> relax.Expr:
-        """For many tokens, outputs of experts and their weighted sum are kernels of their own."""
-        x, ids, weights, *bank = parsed.tensors
+        """For many tokens, outputs of experts and their weighted sum are kernels of their own.
+
+        So is a shared expert, before them: meanwhile experts may be read from the disk.
+        """
+        x, ids, weights, *shared, table, bank = parsed.tensors
+        if shared:
+            *shared_weights, residual = shared
+            name, hidden, _intermediate, _experts, activations, width = parsed.scalars
+            parts = [operators.tensor([static_shape(x)[0], 1]), parsed.result]
+            call = OperatorCall(
+                "shared_expert",
+                [x, *shared_weights],
+                [name, hidden, activations, width],
+                relax.TupleType(parts),
+            )
+            scaled = [self.builder_.emit(part) for part in self._lower(call).fields]
+            shared = [*scaled, residual]
         pairs = operators.tensor([math.prod(static_shape(ids)), static_shape(x)[1]])
-        scalars = [*parsed.scalars, static_shape(ids)[1]]
-        outputs = self._lower(OperatorCall("expert_outputs", [x, ids, *bank], scalars, pairs))
-        outputs = self.builder_.emit(outputs)
-        return self._lower(OperatorCall("weighted_sum", [outputs, weights], [], parsed.result))
+        scalars = [*parsed.scalars[:5], static_shape(ids)[1]]
+        call = OperatorCall("expert_outputs", [x, ids, table, bank], scalars, pairs)
+        outputs = self.builder_.emit(self._lower(call))
+        return self._lower(
+            OperatorCall("weighted_sum", [outputs, weights, *shared], [], parsed.result)
+        )
 
     def _lower(self, parsed: OperatorCall) -> relax.Expr:
         arguments, result = _flatten_rows(self.builder_, parsed)

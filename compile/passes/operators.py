@@ -54,9 +54,18 @@ def parse(expression: relax.Expr) -> OperatorCall | None:
     if not str(function.global_symbol).startswith(PREFIX):
         return None
     tensors = [argument for argument in arguments if not _is_scalar(argument)]
-    scalars = [_unwrap(argument) for argument in arguments if _is_scalar(argument)]
+    scalars = [scalar(argument) for argument in arguments if _is_scalar(argument)]
     name = str(function.global_symbol).removeprefix(PREFIX)
     return OperatorCall(name, tensors, scalars, expression.ty_args[0])
+
+
+def scalar(expression: tvm.ir.StringImm | tvm.tirx.IntImm | tvm.tirx.FloatImm) -> Scalar:
+    """The value of a static parameter."""
+    if isinstance(expression, tvm.ir.StringImm):
+        return str(expression.value)
+    if isinstance(expression, tvm.tirx.IntImm):
+        return int(expression.value)
+    return float(expression.value)
 
 
 def static_shape(expression: relax.Expr) -> tuple[int, ...]:
@@ -72,11 +81,3 @@ def row_shape(kind: relax.TensorType) -> tuple[int, int]:
 
 def _is_scalar(expression: object) -> bool:
     return isinstance(expression, tvm.ir.StringImm | tvm.tirx.IntImm | tvm.tirx.FloatImm)
-
-
-def _unwrap(expression: tvm.ir.StringImm | tvm.tirx.IntImm | tvm.tirx.FloatImm) -> Scalar:
-    if isinstance(expression, tvm.ir.StringImm):
-        return str(expression.value)
-    if isinstance(expression, tvm.tirx.IntImm):
-        return int(expression.value)
-    return float(expression.value)

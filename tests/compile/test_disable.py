@@ -79,6 +79,16 @@ def test_quantised_logits_differ_by_the_rounding_of_activations(
     assert comparison.max_kl <= bound
 
 
+@pytest.mark.parametrize("recipe", ["f32", "q4a8"])
+def test_a_shared_expert_beside_the_routed_ones_puts_out_the_same_bits(
+    recipe: str, tmp_path: Path
+) -> None:
+    converted = _converted(FEW, tmp_path)
+    fused = _logits(converted, recipe, (1, 8))
+    apart = _logits(converted, recipe, (1, 8), ["fuse_shared_expert"])
+    np.testing.assert_array_equal(fused, apart)
+
+
 def test_chunks_that_would_gather_too_much_are_cut_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,9 +54,13 @@ def _function(
 
 
 def _lowered(module: tvm.IRModule) -> tuple[tvm.IRModule, KernelLibrary]:
+    return _lowered_quantised(quantise(RECIPES["f32"], "moe")(module))
+
+
+def _lowered_quantised(module: tvm.IRModule) -> tuple[tvm.IRModule, KernelLibrary]:
     library = KernelLibrary()
     with tvm.target.Target(ISA.target):
-        return lower_kernels(ISA, library)(quantise(RECIPES["f32"], "moe")(module)), library
+        return lower_kernels(ISA, library)(module), library
 
 
 @pytest.mark.parametrize(
@@ -113,6 +117,27 @@ def test_experts_are_read_from_the_bank(fused: bool) -> None:
     assert {symbol.split("_f32")[0] for symbol in library.in_waves} == kernels & {"expert_outputs"}
     got = run(after, *inputs, TABLE, bank, target=ISA.target)
     np.testing.assert_allclose(got, run(before, *inputs, *weights), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kernels"),
+    [(1, ["moe"]), (TOKENS, ["expert_outputs", "shared_expert", "weighted_sum_shared"])],
+)
+def test_a_shared_expert_is_computed_beside_those_of_the_bank(
+    tokens: int, kernels: list[str]
+) -> None:
+    blobs = [pack_expert(FORMATS["f32"], *pair) for pair in zip(GATE_UP, DOWN, strict=True)]
+    bank, table, rows = np.stack(blobs), np.arange(EXPERTS, dtype=np.int32), (tokens, HIDDEN)
+    shared = [random(48, HIDDEN), random(48, HIDDEN, seed=1), random(HIDDEN, 48)]
+    arguments = [random(*rows), IDS[:tokens], random(tokens, TOP_K)]
+    arguments += [random(tokens, padded(EXPERTS)), *shared]
+    arguments += [random(1, HIDDEN), random(*rows, seed=1), table, bank]
+    scalars: list[Scalar] = ["f32", HIDDEN, INTERMEDIATE, EXPERTS, "float32", 48]
+    before = _function("moe", scalars, arguments, tensor(rows))
+    after, library = _lowered_quantised(before)
+    assert sorted(symbol.split("_f32")[0].split("_n")[0] for symbol in library.builders) == kernels
+    got = run(after, *arguments, target=ISA.target)
+    np.testing.assert_allclose(got, run(before, *arguments), rtol=1e-4, atol=1e-4)
 
 
 def test_states_are_updated_in_place_and_come_last() -> None:
