@@ -162,8 +162,18 @@ void ember_program_free(ember_program *program);
 /* The shortest sequence of the role that takes so many tokens; NULL if there is none. */
 const ember_step_list *ember_program_find(const ember_program *program, int32_t tokens,
                                           int32_t role);
+/* Zero bytes are asked for as one, so that NULL always means no memory. */
+void *ember_allocate(int64_t count, size_t size);
+
+/* ---- tensors.c */
+bool ember_tensors_build(ember_program *program, const ember_model_config *config,
+                         const ember_mapping *sections, ember_error error);
 /* Points a tensor at the memory of a session, if it is one of a session. */
 void ember_tensor_bind(ember_tensor *tensor, const ember_session_memory *memory);
+int64_t ember_row_bytes(const ember_tensor *tensor); /* of one index of the first dimension */
+int64_t ember_aligned(int64_t bytes);
+
+/* ---- routing.c */
 
 /* The arguments of a step that acquires experts: ids and weights of those that tokens chose, and the
  * router's probabilities of all. Weights and scores are NULL where a program does not say them. */
@@ -173,8 +183,10 @@ typedef struct {
 
 ember_acquired ember_step_acquired(const ember_step *step);
 
-int64_t ember_row_bytes(const ember_tensor *tensor); /* of one index of the first dimension */
-int64_t ember_aligned(int64_t bytes);
+/* Checks a step that acquires experts, and notes how they lie and are chosen. */
+bool ember_check_acquire(ember_program *program, const ember_step *step, ember_error error);
+/* Notes how many slots the steps of a sequence need that take all of their experts at once. */
+void ember_count_slots(ember_program *program, const ember_step_list *list);
 
 /* ---- reader.c */
 typedef enum {

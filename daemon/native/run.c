@@ -11,19 +11,6 @@ static int64_t element_count(const dl_tensor *tensor)
     return count;
 }
 
-int64_t ember_aligned(int64_t bytes)
-{
-    return (bytes + EMBER_ALIGNMENT - 1) / EMBER_ALIGNMENT * EMBER_ALIGNMENT;
-}
-
-int64_t ember_row_bytes(const ember_tensor *tensor)
-{
-    int64_t bytes = tensor->dl.dtype.bits / 8;
-    for (int32_t i = 1; i < tensor->dl.ndim; i++)
-        bytes *= tensor->shape[i];
-    return bytes;
-}
-
 /* Copies the rows of `from` [tokens][top_k] to those of a layer in [tokens][layers][top_k]. */
 static void note(void *to, const ember_tensor *from, const ember_expert_layout *layout,
                  int32_t layer)
