@@ -12,69 +12,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "internal.h"
-
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-            exit(1); \
-        } \
-    } while (0)
+#include "check.h"
+#include "sampling_tests.h"
+#include "system.h"
 
 enum { COLUMNS = 40, CHUNK = 4, CAPACITY = 100 };
 
-static char message[EMBER_ERROR_BYTES];
+char message[EMBER_ERROR_BYTES];
 static const ember_error error = {message, sizeof message};
-
-/* ---- what the core asks of the system, linked with --wrap so that it can be refused here */
-static int allowed = -1; /* calls until one is refused; negative: none is */
-
-static bool refused(void)
-{
-    return allowed >= 0 && allowed-- == 0;
-}
-
-void *__real_calloc(size_t count, size_t size);
-void *__real_aligned_alloc(size_t alignment, size_t size);
-char *__real_strdup(const char *text);
-void *__real_mmap(void *at, size_t size, int protection, int flags, int file, off_t offset);
-int __real_memfd_create(const char *name, unsigned flags);
-int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
-                          void *(*function)(void *), void *argument);
-
-void *__wrap_calloc(size_t count, size_t size)
-{
-    return refused() ? NULL : __real_calloc(count, size);
-}
-
-void *__wrap_aligned_alloc(size_t alignment, size_t size)
-{
-    return refused() ? NULL : __real_aligned_alloc(alignment, size);
-}
-
-char *__wrap_strdup(const char *text)
-{
-    return refused() ? NULL : __real_strdup(text);
-}
-
-void *__wrap_mmap(void *at, size_t size, int protection, int flags, int file, off_t offset)
-{
-    return refused() ? MAP_FAILED : __real_mmap(at, size, protection, flags, file, offset);
-}
-
-static bool without_memfd;
-
-int __wrap_memfd_create(const char *name, unsigned flags)
-{
-    return without_memfd ? -1 : __real_memfd_create(name, flags);
-}
-
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
-                          void *(*function)(void *), void *argument)
-{
-    return refused() ? EAGAIN : __real_pthread_create(thread, attributes, function, argument);
-}
 
 /* ---- maps: the bytes of the file, from an address where huge pages may begin */
 static void test_maps(void)
@@ -122,9 +67,9 @@ static void test_vocabulary(void)
     CHECK(memcmp(ids, expected, sizeof expected) == 0);
     CHECK(ember_vocabulary_encode(&vocabulary, text, ends, 0, ids) == 0);
     for (int n = 0; n < 2; n++) {
-        allowed = n;
+        atomic_store(&allowed, n);
         CHECK(ember_vocabulary_encode(&vocabulary, text, ends, 3, ids) == -1);
-        allowed = -1;
+        atomic_store(&allowed, -1);
     }
     merges[1].id = TOKENS;
     CHECK(!ember_vocabulary_check(&vocabulary));
@@ -169,106 +114,6 @@ static void test_pool(int threads)
             CHECK(c.runs[i] == (i < tasks));
     }
     ember_pool_close(pool);
-}
-
-/* ---- sampling: against the obvious way */
-static int by_value(const void *a, const void *b)
-{
-    const float *x = a, *y = b; /* value, id */
-    if (x[0] != y[0])
-        return x[0] < y[0] ? 1 : -1;
-    return x[1] < y[1] ? -1 : x[1] > y[1];
-}
-
-/* Bounds as a head and a few biases leave them: some are above all of their logits. */
-static ember_row bounded(float *logits, float *bounds, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) {
-        float *bound = &bounds[i / EMBER_BLOCK];
-        if (i % EMBER_BLOCK == 0)
-            *bound = i % 3 == 0 ? -1 : -INFINITY;
-        *bound = logits[i] > *bound ? logits[i] : *bound;
-    }
-    return (ember_row){logits, bounds, n};
-}
-
-static void test_row(int64_t n, int64_t k, unsigned seed)
-{
-    float *row = malloc((size_t)n * sizeof *row);
-    float(*sorted)[2] = malloc((size_t)n * sizeof *sorted);
-    int32_t *ids = malloc((size_t)(k + 1) * sizeof *ids);
-    float *values = malloc((size_t)(k + 1) * sizeof *values);
-    CHECK(row && sorted && ids && values);
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++) {
-        unsigned draw = (unsigned)rand_r(&seed) % 100;
-        row[i] = draw == 0 ? NAN : draw == 1 ? -INFINITY : (float)draw / 8 - 20;
-        sorted[i][0] = isnan(row[i]) ? -INFINITY : row[i];
-        sorted[i][1] = (float)i;
-        sum += exp(sorted[i][0]);
-    }
-    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
-    float bounds[100];
-    const ember_row rows[] = {{row, NULL, n}, bounded(row, bounds, n)};
-    for (int kind = 0; kind < 2; kind++) {
-        int64_t found = ember_top_k(rows[kind], k, ids, values);
-        CHECK(found == (k < n ? k : n));
-        for (int64_t i = 0; i < found; i++)
-            CHECK(ids[i] == (int32_t)sorted[i][1] && values[i] == sorted[i][0]);
-        double expected = log(sum), actual = ember_log_sum_exp(rows[kind]);
-        CHECK(expected == actual || fabs(expected - actual) < 1e-5);
-    }
-    free(row);
-    free(sorted);
-    free(ids);
-    free(values);
-}
-
-/* The greater the number, the less likely the token. */
-static void test_draw(int64_t n, ember_sampling sampling)
-{
-    enum { DRAWS = 400 };
-    float row[2000], bounds[32];
-    int32_t token = -1, same = -1, last = 0;
-    for (int64_t i = 0; i < n; i++)
-        row[i] = i % 50 == 3 ? NAN : -(float)i / (float)n;
-    ember_row plain = {row, NULL, n}, quick = bounded(row, bounds, n);
-    for (int i = 0; i < DRAWS; i++) {
-        sampling.uniform = (double)i / DRAWS;
-        CHECK(ember_draw(plain, &sampling, &token) == EMBER_OK);
-        CHECK(token >= last && token < n && !isnan(row[token]));
-        CHECK(ember_draw(quick, &sampling, &same) == EMBER_OK && same == token);
-        last = token;
-    }
-}
-
-static void test_sampling(void)
-{
-    for (int64_t n = 1; n <= 2000; n += 333) {
-        test_draw(n, (ember_sampling){.temperature = 1, .top_p = 1});
-        test_draw(n, (ember_sampling){.temperature = 0.1, .top_k = 7, .top_p = 0.5});
-        test_draw(n, (ember_sampling){.temperature = 0.1, .top_k = 700, .top_p = 0.9});
-        test_draw(n, (ember_sampling){.temperature = 2, .top_p = 1, .min_p = 0.9});
-    }
-    for (int64_t n = 1; n < 300; n += 7)
-        for (int64_t k = 0; k <= n + 1; k += n / 3 + 1)
-            test_row(n, k, (unsigned)(n * 1000 + k));
-    test_row(5000, 64, 1);
-    test_row(5000, 5000, 2);
-    float two[][2] = {{1e30f, -1e30f}, {1, INFINITY}, {-INFINITY, NAN}};
-    ember_row empty = {0}, huge = {two[0], NULL, 2}, infinite = {two[1], NULL, 2};
-    ember_row none = {two[2], NULL, 2};
-    CHECK(ember_top_k(empty, 3, NULL, NULL) == 0);
-    CHECK(ember_log_sum_exp(empty) == -INFINITY);
-    CHECK(ember_log_sum_exp(huge) == (double)1e30f);
-    CHECK(ember_log_sum_exp(infinite) == INFINITY);
-    CHECK(ember_log_sum_exp(none) == -INFINITY);
-    int32_t token = -1;
-    ember_sampling all = {.temperature = 1, .top_p = 1, .uniform = 0.999};
-    CHECK(ember_draw(huge, &all, &token) == EMBER_OK && token == 0);
-    CHECK(ember_draw(infinite, &all, &token) == EMBER_REFUSED);
-    CHECK(ember_draw(none, &all, &token) == EMBER_REFUSED);
-    CHECK(ember_draw(empty, &all, &token) == EMBER_REFUSED);
 }
 
 /* ---- models and sessions, on the kernels of kernels.c */
@@ -434,13 +279,13 @@ static void test_refusals(const ember_model_config *config)
 {
     int failures = 0;
     for (int n = 0;; n++) {
-        allowed = n;
+        atomic_store(&allowed, n);
         message[0] = 0;
         ember_model *model = ember_model_open(config, message, sizeof message);
         ember_session *session =
             model ? ember_session_open(model, CAPACITY, message, sizeof message) : NULL;
-        bool everything = allowed >= 0;
-        allowed = -1;
+        bool everything = atomic_load(&allowed) >= 0;
+        atomic_store(&allowed, -1);
         CHECK(session || message[0]);
         failures += session == NULL;
         ember_session_close(session);

@@ -14,17 +14,14 @@ HERE = Path(__file__).parent
 CORE = HERE.parents[2] / "daemon" / "native"
 FLAGS = ["-std=c11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{CORE}"]
 LIBRARIES = ["-lm", "-ldl", "-lpthread"]
-WRAPPED = {
-    "driver": ("calloc", "aligned_alloc", "strdup", "mmap", "memfd_create", "pthread_create"),
-    "store_driver": (
-        "calloc",
-        "mmap",
-        "mprotect",
-        "pread",
-        "pthread_cond_wait",
-        "pthread_create",
-    ),
+DRIVERS = {
+    "driver": ("driver.c", "sampling_tests.c", "system.c"),
+    "store_driver": ("store_driver.c", "running.c", "expert_program.c", "system.c"),
 }
+WRAPPED = (  # in system.c
+    *("aligned_alloc", "calloc", "memfd_create", "mmap", "mprotect", "pread", "strdup"),
+    *("pthread_cond_wait", "pthread_create"),
+)
 
 
 def compiler(sanitizers: str, folder: Path) -> str:
@@ -45,7 +42,7 @@ def compiler(sanitizers: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
-@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("name", DRIVERS)
 def test_driver(tmp_path: Path, name: str, sanitizers: str) -> None:
     cc = compiler(sanitizers, tmp_path)
     flags = [*FLAGS, f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
@@ -53,8 +50,9 @@ def test_driver(tmp_path: Path, name: str, sanitizers: str) -> None:
     subprocess.run(
         [cc, *flags, "-shared", "-fPIC", str(HERE / "kernels.c"), "-o", str(kernels)], check=True
     )
-    sources = [str(HERE / f"{name}.c"), *(str(path) for path in sorted(CORE.glob("*.c")))]
-    wraps = [f"-Wl,--wrap={function}" for function in WRAPPED[name]]
+    own = [str(HERE / source) for source in DRIVERS[name]]
+    sources = [*own, *(str(path) for path in sorted(CORE.glob("*.c")))]
+    wraps = [f"-Wl,--wrap={function}" for function in WRAPPED]
     subprocess.run(
         [cc, *flags, "-rdynamic", *wraps, *sources, "-o", str(driver), *LIBRARIES], check=True
     )
