@@ -74,6 +74,7 @@ class Model:
     ) -> None:
         self._handle: int | None = None
         self._lock = threading.RLock()
+        self._store_lock = threading.Lock()  # held where what may be called during a step must not
         self._sessions: set[int] = set()
         self._steps = 0  # which step the logits are of
         self._error = ctypes.create_string_buffer(ERROR_BYTES)  # what a step failed of
@@ -146,7 +147,7 @@ class Model:
         Raises EmberdError for a budget that is too small for a single step, or when memory or
         threads run out; the budget is then as before.
         """
-        with self._lock:
+        with self._lock, self._store_lock:
             handle = self._opened()
             asked = 2**63 - 1 if budget is None else max(-1, min(budget, 2**63 - 1))
             accepted(core.ember_model_set_expert_budget, handle, asked, self._counters)
@@ -189,9 +190,10 @@ class Model:
         """Sets the priority of every expert, int32 [layers * experts]: 0 at first, PINNED at most.
 
         The expert of the lowest priority makes place for another first, of equal ones the one that
-        was unused for longest; one that is PINNED goes only when a step finds no other.
+        was unused for longest; one that is PINNED goes only when a step finds no other. May be
+        called during a step.
         """
-        with self._lock:
+        with self._store_lock:
             values = _int32(priorities, "expert priorities")
             count = self.experts.layers * self.experts.experts
             if len(values) != count:
@@ -202,13 +204,14 @@ class Model:
         """Has experts (layer, expert) read in the background, in this order, as far as there is
         room besides those that are pinned, of a higher priority or used since; instead of what is
         left of an earlier call. Reads that a step waits for go first. Without effect while all
-        experts are mapped. Raises EmberdError for an expert that does not exist."""
+        experts are mapped. May be called during a step. Raises EmberdError for an expert that does
+        not exist."""
         layout = self.experts
         for layer, expert in experts:
             if not (0 <= layer < layout.layers and 0 <= expert < layout.experts):
                 raise EmberdError(f"expert {expert} of layer {layer} does not exist")
         indices = array("i", (layer * layout.experts + expert for layer, expert in experts))
-        with self._lock:
+        with self._store_lock:
             handle = self._opened()
             address, count = indices.buffer_info()
             accepted(core.ember_model_warm_experts, handle, address, count)
@@ -327,7 +330,7 @@ class Model:
 
     def close(self) -> None:
         """Gives threads, memory and mappings back, those of open sessions too. Idempotent."""
-        with self._lock:
+        with self._lock, self._store_lock:
             if self._handle is None:
                 return
             for session in self._sessions:

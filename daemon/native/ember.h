@@ -1,7 +1,8 @@
 /* The core: runs the programs of an artifact. It knows buffers, steps, threads and bytes; it knows
  * no model, no HTTP and no policy.
  *
- * Calls on one model and its sessions must not overlap; the caller holds a lock per model.
+ * Calls on one model and its sessions must not overlap, but where it is said; the caller holds a
+ * lock per model.
  * A function that can fail takes a buffer for a message, one line without a newline. */
 #ifndef EMBER_H
 #define EMBER_H
@@ -155,13 +156,13 @@ EMBER_API ember_status ember_model_prefer_resident(ember_model *model, float mar
  * longest. One that is pinned goes only when a step finds no other to replace. */
 #define EMBER_PINNED INT32_MAX
 
-/* Sets the priorities, [layers][experts]; they are 0 at first. */
+/* Sets the priorities, [layers][experts]; they are 0 at first. May be called during a step. */
 EMBER_API void ember_model_prioritise_experts(ember_model *model, const int32_t *priorities);
 
 /* Reads experts, given by layer * experts + expert, into memory in the background and in order, as
  * far as there is room besides those that are pinned, of a higher priority or used since; instead
  * of what is left of an earlier call. Reads that a step waits for go first. Without effect while
- * all experts are mapped. Refused for an expert that does not exist. */
+ * all experts are mapped. Refused for an expert that does not exist. May be called during a step. */
 EMBER_API ember_status ember_model_warm_experts(ember_model *model, const int32_t *experts,
                                                 int64_t count, char *error, size_t size);
 

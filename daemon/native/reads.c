@@ -19,7 +19,7 @@ void ember_store_enqueue(ember_store *store, int32_t index)
 }
 
 /* Warming takes no slot of what was warmed or used since it began, so the rest of a list that is
- * too long is dropped. */
+ * too long is dropped. What it could not read is tried again by a step that needs it. */
 static int32_t next_warm(ember_store *store)
 {
     while (store->warm_next < store->warm_count) {
@@ -30,8 +30,10 @@ static int32_t next_warm(ember_store *store)
         if (priority == EMBER_PINNED)
             priority--;
         int32_t index = ember_store_place(store, expert, priority, store->warm_since);
-        if (index >= 0)
+        if (index >= 0) {
+            store->slots[index].placed = 0;
             return index;
+        }
         store->warm_next = store->warm_count;
     }
     return -1;
@@ -119,7 +121,9 @@ void ember_store_set_running(ember_store *store, bool running)
 void ember_store_warm(ember_store *store, const int32_t *experts, int64_t count)
 {
     ember_reader_lock(store->reader);
-    store->warm_since = ++store->clock;
+    if (!store->running)
+        store->clock++; /* else what the present acquire needs has to stay */
+    store->warm_since = store->clock;
     store->warm_next = store->warm_count = 0;
     for (int64_t i = 0; i < count && i < store->expert_count; i++) {
         int32_t index = store->slot_of[experts[i]];

@@ -10,7 +10,7 @@
 typedef struct {
     int32_t expert;  /* index; -1: free */
     bool ready;      /* else it is being read */
-    uint64_t placed; /* the acquire since which it is read or there */
+    uint64_t placed; /* the acquire that had it read; 0: none, it was warmed */
     uint64_t used;   /* the acquire that asked for it last */
     uint64_t needed; /* the acquire that still needs it */
 } ember_slot;

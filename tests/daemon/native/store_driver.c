@@ -1,11 +1,13 @@
 /* Drives the expert store without Python, for builds with sanitizers: `store_driver KERNELS.so BANK`,
- * where BANK is a path for experts.bin. Reads are delayed and fail at random, budgets, priorities,
- * warming and what tokens may do without change between steps; each expert used must be whole. */
+ * where BANK is a path for experts.bin. Reads are delayed and fail at random, budgets and what tokens
+ * may do without change between steps, priorities and warming also during them; each expert used must
+ * be whole. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -14,32 +16,66 @@
 
 char message[EMBER_ERROR_BYTES];
 
-static void change(running *run)
+static void prefer(ember_model *model)
 {
     int32_t experts[ALL];
+    char text[EMBER_ERROR_BYTES];
     for (int i = 0; i < ALL; i++)
         experts[i] = (int32_t)(draw() % ALL);
-    switch (draw() % 6) {
+    if (draw() % 2) {
+        CHECK(ember_model_warm_experts(model, experts, draw() % (ALL + 1), text, sizeof text) ==
+              EMBER_OK);
+        return;
+    }
+    for (int i = 0; i < ALL; i++)
+        experts[i] = draw() % 4 ? experts[i] % 3 : EMBER_PINNED;
+    ember_model_prioritise_experts(model, experts);
+}
+
+/* Experts are warmed and pinned while steps run, but not while the budget changes. */
+static pthread_mutex_t preferring = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool over;
+
+static void *prefer_on(void *model)
+{
+    while (!atomic_load(&over)) {
+        pthread_mutex_lock(&preferring);
+        prefer(model);
+        pthread_mutex_unlock(&preferring);
+        nanosleep(&(struct timespec){.tv_nsec = (long)(draw() % 400) * 1000}, NULL);
+    }
+    return NULL;
+}
+
+static void change(running *run)
+{
+    switch (draw() % 5) {
     case 0:
+        pthread_mutex_lock(&preferring);
         set_budget(run, TOP_K + draw() % (ALL - TOP_K + 1));
+        pthread_mutex_unlock(&preferring);
         break;
     case 1:
-        CHECK(ember_model_warm_experts(run->model, experts, draw() % (ALL + 1), message,
-                                       sizeof message) == EMBER_OK);
+        prefer(run->model);
         break;
     case 2:
-        for (int i = 0; i < ALL; i++)
-            experts[i] = draw() % 4 ? experts[i] % 3 : EMBER_PINNED;
-        ember_model_prioritise_experts(run->model, experts);
-        break;
-    case 3:
         break_stalls(run, draw() % 3 * 100, 0.5F);
         break;
-    case 4:
+    case 3:
         prefer_resident(run, (float)(draw() % 3) / 32);
         break;
     default:
         break;
+    }
+}
+
+static void random_steps(running *run, int rounds, bool failing)
+{
+    for (int i = 0; i < rounds; i++) {
+        if (i >= 50 && i % 5 == 0)
+            change(run);
+        atomic_store(&delayed, i % 3 > 0);
+        random_step(run, failing);
     }
 }
 
@@ -50,13 +86,14 @@ static void test_random_steps(const ember_model_config *config, int64_t expert_b
     for (int failing = 0; failing <= 1; failing++) {
         set_budget(&run, TOP_K);
         atomic_store(&failures_in_100, failing ? 20 : 0);
-        for (int i = 0; i < rounds; i++) {
-            if (i >= 50 && i % 5 == 0)
-                change(&run);
-            atomic_store(&delayed, i % 3 > 0);
-            random_step(&run, failing);
-        }
+        random_steps(&run, rounds, failing);
         CHECK((run.failed > 0) == failing);
+        pthread_t thread;
+        atomic_store(&over, false);
+        CHECK(pthread_create(&thread, NULL, prefer_on, run.model) == 0);
+        random_steps(&run, rounds, failing);
+        atomic_store(&over, true);
+        pthread_join(thread, NULL);
     }
     atomic_store(&failures_in_100, 0);
     CHECK(counters[0].hits > 0 && counters[1].misses > 0 && counters[0].stall_nanoseconds > 0);
