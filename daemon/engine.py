@@ -71,6 +71,7 @@ class Engine:
         max_queue: requests that may wait.
         keep_alive: seconds after which an idle model is closed, and forgets its conversations;
             negative means never.
+        prompt_begins: called before the first step of every prompt.
         prompt_read: called after every prompt, before its answer goes on.
         at_rest: called when the last of the requests at work has ended, before it is told so.
     """
@@ -85,10 +86,12 @@ class Engine:
         context: int | None = None,
         keep_alive: float = -1.0,
         metrics: Metrics | None = None,
+        prompt_begins: Callable[[], None] = lambda: None,
         prompt_read: Callable[[], None] = lambda: None,
         at_rest: Callable[[], None] = lambda: None,
     ) -> None:
         self._open_model = open_model
+        self._prompt_begins = prompt_begins
         self._prompt_read = prompt_read
         self._at_rest = at_rest
         self._tokenizer = tokenizer
@@ -301,6 +304,8 @@ class Engine:
         if self._drop_cancelled(job):
             return
         began = time.monotonic()
+        if job.unread:
+            self._prompt_begins()
         try:
             done = job.prefill(limit)
         except Exception as error:

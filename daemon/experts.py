@@ -1,14 +1,13 @@
 """Which of a served model's experts are in memory: how many bytes of them, and which come first.
 
 With a budget and an activation map, a policy may have the experts that commands choose most pinned,
-or read as soon as the model is opened; and when a prompt has been read, those of the class that its
-routing looks like, if it looks like one of the map's. Such reads give way to those that a step
-waits for."""
+or read as soon as the model is opened; and those of a prompt's class once its routing tells it: as
+a rule in the first layers of its first step, so that those of the others are read before they are
+reached, and again when it has been read. Such reads give way to those that a step waits for."""
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 import weakref
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from emberd.daemon.activation_map import ActivationMap, Expert
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.bindings import ExpertCounters
+from emberd.daemon.command_class import ClassEvidence, likeliest_class
 from emberd.daemon.core import PINNED, Model
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.expert_ledger import ExpertLedger
@@ -26,9 +26,9 @@ from emberd.daemon.shortcuts import Shortcuts
 
 _AHEAD_TOKENS = 64  # for which experts are read ahead
 _LEAST_USES = 0.25  # of an expert by so many tokens, for it to be read ahead
+_HOT = 2.0  # times as often chosen as experts are on an average
+_LOOK_SECONDS = 0.001  # from one look at what layers have chosen to the next
 log = logging.getLogger("emberd")
-
-_UNSEEN = 1e-4  # share of the choices that an expert is given which a class never chose
 
 
 class Residency:
@@ -62,10 +62,12 @@ class Residency:
         self.ledger = ExpertLedger([entry.name for entry in classes])
         self._class: int | None = None
         self._counted: Sequence[int] = ()  # choices of each expert when a prompt was last read
+        self._told = threading.Event()  # once nobody looks any more what class the prompt is of
+        self._preferring = threading.Lock()
         self._lock = threading.Lock()
         self._least = 0  # budget of a step, in bytes, once a model has been opened
         self._model: weakref.ref[Model] | None = None
-        self._told: int | None = None  # the budget that was last compared with the token_demand
+        self._compared: int | None = None  # budget that was compared with the token_demand
 
     def open(self, artifact: Artifact, threads: int | None) -> Model:
         """Opens the model. Raises EmberdError."""
@@ -80,9 +82,40 @@ class Residency:
         self._prefer(model, None)
         return model
 
+    def prompt_begins(self) -> None:
+        """Prefers the experts of the prompt's class while its first step runs, as soon as the
+        layers that it has passed tell the class clearly."""
+        model = self._opened()
+        self._told.set()
+        if model is None or self._map is None or self.budget is None or not self.policy.by_class:
+            return
+        self._told = threading.Event()
+        arguments = (model, ClassEvidence(self._map), self._counted, self._told)
+        threading.Thread(target=self._tell, args=arguments, name="class", daemon=True).start()
+
+    def _tell(
+        self, model: Model, evidence: ClassEvidence, counted: Sequence[int], told: threading.Event
+    ) -> None:
+        """Looks on in a thread of its own, for the step keeps the engine's."""
+        experts = model.experts.experts
+        for layer in range(model.experts.layers):
+            row = slice(layer * experts, (layer + 1) * experts)
+            before = counted[row]
+            while (now := model.chosen_experts()[row]) == before:
+                if told.wait(_LOOK_SECONDS):
+                    return
+            evidence.add(layer, [new - old for new, old in zip(now, before, strict=True)])
+            found = evidence.clearest()
+            if found is not None:
+                with self._preferring, _unless_closed(model):
+                    if not told.is_set():
+                        self._prefer(model, found, layer + 1)
+                return
+
     def prompt_read(self) -> None:
         """Tells the class that the tokens since the last call, or rest, are likeliest of, and
         prefers its experts if the policy goes by class; none if they are like none."""
+        self._told.set()
         model = self._opened()
         if model is None or self.budget is None:
             return
@@ -91,15 +124,17 @@ class Residency:
             news = [now - before for now, before in zip(chosen, self._counted, strict=True)]
             self._counted = chosen
             self._class = likeliest_class(self._map, news)
-            if self.policy.by_class and self._class is None:
-                self._keep(model, [], [])
-            elif self.policy.by_class:
-                self._prefer(model, self._class)
+            with self._preferring:
+                if self.policy.by_class and self._class is None:
+                    self._keep(model, [], [])
+                elif self.policy.by_class:
+                    self._prefer(model, self._class)
         self.ledger.count(model.expert_counters(), self._class, time.time())
 
     def at_rest(self) -> None:
         """Notes that no request is at work: nothing is of a class then until a prompt was read,
         and the tokens so far have no say in which that is."""
+        self._told.set()
         model = self._opened()
         if model is not None and self.budget is not None:
             self.ledger.count(model.expert_counters(), self._class, time.time())
@@ -147,23 +182,24 @@ class Residency:
 
     def _compare(self, model: Model) -> None:
         """Warns, once, of a budget that holds less than a token needs."""
-        if self.budget not in (None, self._told) and self.budget < model.token_demand:
+        if self.budget not in (None, self._compared) and self.budget < model.token_demand:
             log.warning(
                 "the expert budget of %d bytes is below the token_demand of %d bytes: most experts "
                 "will be read from the disk for every token",
                 self.budget,
                 model.token_demand,
             )
-        self._told = self.budget
+        self._compared = self.budget
 
     def counters(self) -> list[ExpertCounters]:
         """What the experts of each layer have cost since the model was opened; empty before."""
         model = self._opened()
         return [] if model is None else model.expert_counters()
 
-    def _prefer(self, model: Model, command_class: int | None) -> None:
+    def _prefer(self, model: Model, command_class: int | None, layer: int = 0) -> None:
         """Pins and reads ahead what the policy wants for a class, or for any command: where it
-        does not go by class, and for None."""
+        does not go by class, and for None. `layer`: the one that a step will come to next; only
+        hot experts are read then, of this layer first, and then of those after it."""
         if self._map is None or self.budget is None or not self.policy.needs_map:
             return
         if not self.policy.by_class:
@@ -176,6 +212,10 @@ class Residency:
         masses = [self._map.mass(layer, command_class) for layer in range(layout.layers)]
         wanted = hottest if self.policy.warmed else pinned
         soon = [(layer, expert) for layer, expert in wanted if masses[layer][expert] >= least]
+        if layer:
+            hot = _HOT / layout.experts
+            soon = [(at, expert) for at, expert in soon if masses[at][expert] >= hot]
+            soon.sort(key=lambda found: (found[0] < layer, found[0]))
         self._keep(model, pinned, soon)
 
     def _keep(self, model: Model, pinned: Sequence[Expert], soon: Sequence[Expert]) -> None:
@@ -200,23 +240,3 @@ def _unless_closed(model: Model) -> Iterator[None]:
     except EmberdError:
         if not model.closed:
             raise
-
-
-def likeliest_class(activation_map: ActivationMap, chosen: Sequence[int]) -> int | None:
-    """The class that tokens are likeliest of which chose each expert so often, [layers * experts]:
-    naive Bayes over the choices of the map's classes, with their priors. None: tokens that choose
-    all experts alike, as likely as those of the rarest class, explain the choices better."""
-
-    def likelihood(command_class: int) -> float:
-        total = math.log(activation_map.priors[command_class])
-        for layer in range(activation_map.layers):
-            start = layer * activation_map.experts
-            row = chosen[start : start + activation_map.experts]
-            for count, share in zip(row, activation_map.mass(layer, command_class), strict=True):
-                if count:
-                    total += count * math.log(share + _UNSEEN)
-        return total
-
-    best, found = max((likelihood(index), -index) for index in range(len(activation_map.classes)))
-    evenly = math.log(min(activation_map.priors)) - sum(chosen) * math.log(activation_map.experts)
-    return -found if best >= evenly else None

@@ -59,6 +59,11 @@ class Job:
         self._last_token = 0.0
 
     @property
+    def unread(self) -> bool:
+        """Whether no step has read any of the prompt."""
+        return len(self.slot.tokens) == self.stream.usage.cached_tokens
+
+    @property
     def prefilling(self) -> bool:
         """Whether the next step reads the prompt."""
         return len(self.slot.tokens) < len(self._reading)

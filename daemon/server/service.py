@@ -78,6 +78,7 @@ def load_service(path: Path, config: Config, metrics: Metrics | None = None) -> 
         max_queue=config.max_queue,
         keep_alive=config.keep_alive,
         metrics=metrics,
+        prompt_begins=residency.prompt_begins,
         prompt_read=residency.prompt_read,
         at_rest=residency.at_rest,
     )

@@ -61,6 +61,7 @@ class EmberdSide:
     def answer(self, prompt: int, count: int) -> float:
         """A prompt of so many tokens and so many more, as the daemon answers."""
         start = time.perf_counter()
+        self._residency.prompt_begins()
         self.prefill(prompt)
         self._residency.prompt_read()
         self.decode(count)

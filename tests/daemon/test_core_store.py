@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import resource
 import shutil
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -224,6 +226,29 @@ def test_warm_experts_are_there_when_they_are_needed(demo: Artifact) -> None:
     ):
         with pytest.raises(EmberdError, match="the model is closed"):
             call()
+
+
+def test_warming_and_pinning_during_steps_change_no_bit(
+    demo: Artifact, expected: list[bytes]
+) -> None:
+    draw, over = random.Random(7), threading.Event()
+
+    def prefer() -> None:
+        while not over.wait(draw.random() / 1000):
+            model.warm_experts(draw.sample(everything, 20))
+            model.set_expert_priorities(draw.choices((0, 1, PINNED), k=len(everything)))
+
+    with Model(demo, 2) as model:
+        everything = [(layer, expert) for layer in range(4) for expert in range(16)]
+        thread = threading.Thread(target=prefer)
+        thread.start()
+        try:
+            for slots in (2, 3, 9, 40, 63, 5):
+                model.set_expert_budget(slots * model.experts.expert_bytes)
+                assert conversation(model) == expected
+        finally:
+            over.set()
+            thread.join()
 
 
 @pytest.fixture

@@ -4,49 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
-from array import array
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from emberd.daemon.activation_map import SUCCESSORS, ActivationMap, CommandClass, Transitions
+from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import Model
-from emberd.daemon.experts import Residency, likeliest_class
+from emberd.daemon.experts import Residency
 from emberd.daemon.policies import POLICIES
 from emberd.daemon.prompt import load_template, load_tokenizer
 from emberd.daemon.session import Session
 
 DEMO = Path(__file__).parents[2] / "firmware_assets" / "demo"
 SLOTS = 16  # of the 64 experts of the embedded model
-
-
-def small_map(choices: list[list[int]], commands: list[int]) -> ActivationMap:
-    """Of one layer, with a class for each row of choices."""
-    experts = len(choices[0])
-    nothing = Transitions(experts, *(array("H", bytes(2 * experts * SUCCESSORS)) for _ in range(2)))
-    classes = tuple(
-        CommandClass(f"class {i}", count, sum(row), array("I", row))
-        for i, (row, count) in enumerate(zip(choices, commands, strict=True))
-    )
-    return ActivationMap("model", 1, experts, 1, classes, nothing, nothing)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
-    [
-        ([5, 1, 0, 0], 0),
-        ([0, 1, 4, 0], 1),
-        ([0, 0, 0, 3], None),  # an expert that no class ever chose
-        ([3, 3, 3, 3], None),
-        ([0, 0, 0, 0], 2),
-        ([2, 0, 2, 0], 2),  # seldom in class 2, but never in the others
-    ],
-)
-def test_likeliest_class(chosen: list[int], expected: int | None) -> None:
-    classes = small_map([[90, 10, 0, 0], [0, 10, 90, 0], [30, 40, 30, 0]], [1, 1, 2])
-    assert likeliest_class(classes, chosen) == expected
 
 
 @pytest.fixture(scope="module")
@@ -145,20 +118,57 @@ def answer(session: Session, tokens: list[int]) -> list[bytes]:
     return found
 
 
-def test_the_class_of_a_prompt_is_told_by_its_routing(
+def test_the_class_is_told_while_the_prompt_is_read(
     demo_artifact: Path, activation_map: ActivationMap
 ) -> None:
-    right, artifact = [], Artifact.open(demo_artifact)
-    with Model(artifact, 2) as model:
-        before = np.array(model.chosen_experts(), np.int64)
-        for index, entry in enumerate(activation_map.classes):
-            for tokens in prompts(artifact, entry.name):
-                with model.open_session(256) as session:
-                    session.prefill(tokens)
-                now = np.array(model.chosen_experts(), np.int64)
-                right.append(likeliest_class(activation_map, (now - before).tolist()) == index)
-                before = now
-    assert np.mean(right) >= 0.8
+    artifact = Artifact.open(demo_artifact)
+    with Model(artifact) as model:
+        budget = SLOTS * model.experts.expert_bytes
+    residency = Residency(budget, 2, activation_map)
+    with residency.open(artifact, 2) as model, model.open_session(256) as session:
+        settled(model)
+        for name in ("climate", "navigation"):
+            residency.prompt_begins()
+            session.reset()
+            session.prefill(prompts(artifact, name)[0])
+            wait_until_told()
+            hot, others = (hottest(activation_map, name, wanted) for wanted in (True, False))
+            now = settled(model)
+            assert len(now & hot) > len(now & others)
+            residency.at_rest()
+
+
+def hottest(activation_map: ActivationMap, name: str, wanted: bool) -> set[tuple[int, int]]:
+    """The experts of a class that are hot for no other class; or those of the others."""
+    index = activation_map.index(name)
+    found = [set(activation_map.hottest(SLOTS, i)) for i in range(len(activation_map.classes))]
+    own = found.pop(index)
+    return own - set.union(*found) if wanted else set.union(*found) - own
+
+
+def wait_until_told() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "class":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("end", [Residency.prompt_read, Residency.at_rest, Residency.prompt_begins])
+def test_nobody_looks_on_when_a_prompt_is_over(
+    demo_artifact: Path, activation_map: ActivationMap, end: Callable[[Residency], None]
+) -> None:
+    artifact = Artifact.open(demo_artifact)
+    residency = Residency(8 * 24576, 2, activation_map)
+    residency.prompt_begins()  # without a model
+    with residency.open(artifact, 1):
+        residency.prompt_begins()
+        (thread,) = (thread for thread in threading.enumerate() if thread.name == "class")
+        assert thread.is_alive()
+        end(residency)
+        thread.join(10)
+        assert not thread.is_alive()
+        residency.at_rest()
+        wait_until_told()
 
 
 def test_costs_count_for_the_class_of_the_prompt(

@@ -24,6 +24,8 @@ from emberd.daemon.server.service import Service, load_service
 from emberd.daemon.template import ChatTemplate
 from emberd.daemon.text import Tokenizer
 
+HOOKS = ("prompt_begins", "prompt_read", "at_rest")  # of the engine
+
 
 def _fake_model() -> ModuleType:
     path = Path(__file__).with_name("fake_model.py")
@@ -176,7 +178,7 @@ def start(tokenizer: Tokenizer, run: Run) -> Start:
             context=config.context or None,
             max_queue=config.max_queue,
             keep_alive=config.keep_alive,
-            **{name: settings[name] for name in ("prompt_read", "at_rest") if name in settings},
+            **{name: settings[name] for name in HOOKS if name in settings},
         )
         service = Service(
             name="tiny",

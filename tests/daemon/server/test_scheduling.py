@@ -45,18 +45,19 @@ async def test_a_stream_waits_for_one_chunk_at_most(start: Any) -> None:
 async def test_a_rest_begins_when_the_last_request_ends(start: Any, tokenizer: Any) -> None:
     (poison,) = tokenizer.encode("~")
     told: list[str] = []
-    callbacks = {name: (lambda n=name: told.append(n)) for name in ("prompt_read", "at_rest")}
+    names = ("prompt_begins", "prompt_read", "at_rest")
+    callbacks = {name: (lambda n=name: told.append(n)) for name in names}
     daemon = await start(slots=2, poison=poison, **callbacks)
     engine = daemon.service.engine
     with engine._changed:
         streams = [engine.submit(_request([number], 5)) for number in (2, 3)]
     await asyncio.gather(*map(_consume, streams))
-    assert told == ["prompt_read", "prompt_read", "at_rest"]
+    assert told == [*2 * ["prompt_begins", "prompt_read"], "at_rest"]
     await _consume(engine.submit(_request([4], 1)))
     with pytest.raises(GenerationFailed):
         await _consume(engine.submit(_request([poison], 5)))
     await daemon.idle()
-    assert told[3:] == ["at_rest", "at_rest"]
+    assert told[5:] == 2 * ["prompt_begins", "at_rest"]
 
 
 async def test_prompts_take_turns(start: Any) -> None:
