@@ -15,7 +15,6 @@ from typing import Any
 
 from aiohttp import web
 from emberd.daemon.config import Config
-from emberd.daemon.engine import Engine
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.metrics import Metrics
 from emberd.daemon.server.app import make_app
@@ -24,7 +23,7 @@ from emberd.daemon.server.service import Service, expert_budget, shortcuts
 from emberd.daemon.server.systemd import notify_ready, passed_socket
 
 RELOADED = ("expert_budget", "routing_margin", "stall_deadline", "stall_weight")  # by SIGHUP
-STEP_SECONDS = 5.0  # that the last step may take when the daemon ends
+LEAST_STEP_SECONDS = 3.0  # that the last step may take when the daemon ends
 KEEPALIVE_SECONDS = 75.0  # a connection without a request is closed after it
 
 log = logging.getLogger("emberd")
@@ -87,7 +86,7 @@ async def serve(
     service.draining = True
     await site.stop()
     await _drain(service)
-    await _close(service.engine)
+    await _close(service)
     await runner.cleanup()
 
 
@@ -114,11 +113,12 @@ def take_reload(service: Service, reload: Callable[[], Config]) -> None:
     log.warning("the configuration was reloaded: %s", news or "nothing changed")
 
 
-async def _close(engine: Engine) -> None:
-    """What still runs ends with an error, after the step that it is at. The process ends at once if
-    that does not, as when its disk has stopped."""
-    closing = asyncio.create_task(asyncio.to_thread(engine.close))
-    done, _ = await asyncio.wait([closing], timeout=STEP_SECONDS)
+async def _close(service: Service) -> None:
+    """What still runs ends with an error, after the step that it is at. If that takes longer than
+    requests had to end, as when the disk has stopped, the process ends all the same."""
+    closing = asyncio.create_task(asyncio.to_thread(service.engine.close))
+    patience = max(service.config.drain_seconds, LEAST_STEP_SECONDS)
+    done, _ = await asyncio.wait([closing], timeout=patience)
     if not done:
         log.error("a step does not end, its disk may have stopped: leaving it")
         os._exit(1)

@@ -127,7 +127,7 @@ async def test_a_disk_that_stops_delays_answers_and_nothing_else(
         status, good = await daemon.ask()
         assert status == 200
         daemon.stop()
-        leaving = asyncio.create_task(daemon.ask())
+        leaving = asyncio.create_task(daemon.ask(max_tokens=3000, ignore_eos=True))
         await daemon.reached()
         await daemon.until(busy=1)
         waiting = asyncio.create_task(daemon.ask())
