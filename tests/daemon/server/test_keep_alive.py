@@ -59,7 +59,7 @@ async def test_the_model_wakes_while_the_request_is_read(start: Any, path: str) 
     await _unloaded(daemon)
     host, port = daemon.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n".encode())
+    writer.write(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\n\r\n".encode())
     await daemon.until(lambda load: load.loaded)
     await asyncio.sleep(5 * IDLE)
     assert daemon.service.engine.load.loaded  # although nothing of keep_alive is left

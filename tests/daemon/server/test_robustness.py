@@ -31,7 +31,7 @@ async def _raw(daemon: Any, data: bytes) -> tuple[asyncio.StreamReader, asyncio.
 
 
 def _post(body: bytes, length: int | None = None) -> bytes:
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {}\r\n\r\n"
     return head.format(len(body) if length is None else length).encode() + body
 
 
@@ -59,7 +59,7 @@ async def test_bodies_that_never_end_hold_no_slot(
         b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /health HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
-        b"GET /" + b"%ff" * 1000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"%ff" * 1000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
         _post(b""),
         _post(b"\xff\xfe{}"),
     ],
