@@ -18,6 +18,7 @@ import numpy as np
 from emberd.compile.files import write_whole
 from emberd.compile.residency.commands import Command, CommandReader
 from emberd.compile.residency.counts import RoutingCounts
+from emberd.compile.residency.coverage import coverage_table
 from emberd.compile.residency.next_layer import NextLayerRouters
 from emberd.compile.residency.recorder import STREAMS, Recorder
 from emberd.compile.residency.trace import TraceHeader, TraceWriter
@@ -90,8 +91,8 @@ def profile(
 ) -> str:
     """Writes the activation map of the commands; goes on where a killed run with the same
     arguments was. `trace`: also writes the routing of every token; `network`: and trains a
-    predictor on it, in so many steps. Returns a sentence about the run. Raises EmberdError, naming
-    the line at fault.
+    predictor on it, in so many steps. Returns a sentence about the run, and what the classes' hot
+    experts cover. Raises EmberdError, naming the line at fault.
     """
     if not artifact.model.identity:
         raise EmberdError(f"{artifact.path}: built by an older emberc, build it again")
@@ -141,7 +142,8 @@ def profile(
         if writer is not None:
             traced = writer.sync()
             writer.finish(done)
-        data = counts.to_map(artifact.model.identity).to_bytes()
+        made = counts.to_map(artifact.model.identity)
+        data = made.to_bytes()
         write_whole(output, lambda file: file.write(data))
         seconds = time.monotonic() - start
         if train is not None and trace is not None and network is not None:
@@ -151,7 +153,7 @@ def profile(
     ran = len(todo) - state.done
     return (
         f"{ran} commands, {tokens} tokens in {seconds:.1f} s: {ran / seconds * 3600:.0f} commands "
-        f"an hour; map of {len(data)} bytes"
+        f"an hour; map of {len(data)} bytes\n{coverage_table(made)}"
     )
 
 
