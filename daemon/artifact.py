@@ -139,11 +139,17 @@ class Artifact:
         return descriptor
 
     def verify_weights(self) -> None:
-        """Reads weights.bin and experts.bin through and compares their hashes with the manifest."""
+        """Reads weights.bin and experts.bin through and compares their hashes with the manifest.
+
+        They are read from the disk, not from pages that are cached of writing them: so what is on
+        it is checked, and a copy that was cached in small pages is cached in large ones after.
+        """
         for name in LARGE:
             digest = hashlib.blake2b(digest_size=32)
             try:
                 with open(self.open_file(name), "rb", buffering=0) as file:  # noqa: PTH123
+                    os.fsync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                     while block := file.read(_BLOCK):
                         digest.update(block)
             except OSError as error:

@@ -322,6 +322,19 @@ def test_damaged_weights_are_found_when_asked(path: Path, name: str) -> None:
         artifact.verify_weights()
 
 
+def test_weights_are_checked_on_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped = []
+
+    def drop(descriptor: int, offset: int, size: int, advice: int) -> None:
+        assert (offset, size, advice) == (0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.lseek(descriptor, 0, os.SEEK_CUR) == 0  # nothing is read before
+        dropped.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    monkeypatch.setattr(os, "posix_fadvise", drop)
+    Artifact.open(path).verify_weights()
+    assert dropped == ["weights.bin", "experts.bin"]
+
+
 @pytest.mark.parametrize("what", ["missing", "file", "empty folder"])
 def test_not_an_artifact(tmp_path: Path, what: str) -> None:
     path = tmp_path / "x"
