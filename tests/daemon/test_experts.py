@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -136,6 +136,23 @@ def test_the_class_is_told_while_the_prompt_is_read(
             now = settled(model)
             assert len(now & hot) > len(now & others)
             residency.at_rest()
+
+
+def test_hot_experts_of_the_layers_ahead_come_first(
+    demo_artifact: Path, activation_map: ActivationMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    residency = Residency(40 * 24576, 2, activation_map)
+    with residency.open(Artifact.open(demo_artifact), 1) as model:
+        asked: list[Sequence[tuple[int, int]]] = []
+        monkeypatch.setattr(model, "warm_experts", asked.append)
+        for layer in (0, 2):
+            residency._prefer(model, 1, layer)
+        everything, early = asked
+        assert list(everything) == activation_map.hottest(40, 1)
+        hot = [(at, e) for at, e in everything if activation_map.mass(at, 1)[e] >= 2 / 16]
+        assert sorted(early) == sorted(hot) and len(hot) < 40
+        layers = list(dict.fromkeys(at for at, _ in early))
+        assert layers == [2, 3, 0, 1]
 
 
 def hottest(activation_map: ActivationMap, name: str, wanted: bool) -> set[tuple[int, int]]:
