@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from emberd.daemon.errors import EmberdError
+from emberd.daemon.policies import followed
 
 HOST = "host"
 
@@ -41,6 +43,10 @@ def load_target(path: Path) -> Target:
     for field, kind in _FIELDS.items():
         if not isinstance(data[field], kind) or not data[field]:
             raise ValueError(f"{path}: field {field!r} must be a non-empty {kind.__name__}")
+    try:
+        followed(data["expert_policy"])
+    except EmberdError as error:
+        raise ValueError(f"{path}: field 'expert_policy': {error}") from None
     return Target(data["name"], data["machine"], tuple(data["isas"]), data["expert_policy"])
 
 
