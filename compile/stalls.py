@@ -7,6 +7,7 @@ same tokens are decoded without them, which gives the logits of the whole model,
 from __future__ import annotations
 
 import argparse
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,15 +22,16 @@ from emberd.compile.simulate import read_budget
 from emberd.compile.verify import Comparison, compare
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.bindings import ExpertCounters
-from emberd.daemon.core import MAX_STALL_SECONDS, Model
+from emberd.daemon.config import RANGES
+from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.session import Session
 from emberd.daemon.shortcuts import Shortcuts
 from numpy.typing import NDArray
 
 _BUDGET = "25%"
-_MARGINS = (0.01, 0.05, 0.2)
-_WEIGHT = 0.05
+_MARGINS = ("0.01", "0.05", "0.2")
+_WEIGHT = "0.05"
 _COMMANDS, _MAX_TOKENS = 8, 32
 _PROMPT = 32  # random tokens, where no commands are given
 
@@ -123,8 +125,7 @@ def _run(
 def _decode(model: Model, session: Session, token: int, run: Run) -> int:
     """Adds what the token cost to the run; returns the likeliest one after it."""
     before = _total(model)
-    logits = session.step([token])
-    assert logits is not None
+    logits = model.step_batch([session], [token])
     cost = _total(model)
     for name, *_ in ExpertCounters._fields_:
         difference = getattr(cost, name) - getattr(before, name)
@@ -172,7 +173,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--routing-margin",
         action="append",
-        type=float,
         metavar="X",
         help="the daemon's routing_margin; may be repeated (default 0.01, 0.05 and 0.2, unless a "
         "--stall-deadline is given)",
@@ -180,13 +180,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stall-deadline",
         action="append",
-        type=float,
         metavar="MS",
         help="the daemon's stall_deadline; may be repeated, and goes with every margin",
     )
     parser.add_argument(
         "--stall-weight",
-        type=float,
         default=_WEIGHT,
         metavar="X",
         help="the daemon's stall_weight (default %(default)s)",
@@ -224,41 +222,59 @@ def run(arguments: argparse.Namespace) -> None:
     artifact = Artifact.open(arguments.artifact)
     with Model(artifact, 1) as model:
         experts, longest = model.experts, model.max_context - arguments.max_tokens
+        for shortcuts in settings:  # which may be none of this model
+            shortcuts.apply(model)
     if longest < 1:
         raise EmberdError(
             f"--max-tokens {arguments.max_tokens}: expected less than the context of "
             f"{longest + arguments.max_tokens}"
         )
     header = TraceHeader("", experts.layers, experts.experts, experts.top_k, experts.expert_bytes)
-    slots = read_budget(arguments.budget, header)
+    slots, bank = read_budget(arguments.budget, header), experts.layers * experts.experts
+    if slots == bank:
+        raise EmberdError(
+            f"--budget {arguments.budget}: all {bank} experts are in memory then, and no token "
+            f"waits; expected less than {size(bank * experts.expert_bytes)}"
+        )
     texts = list(_texts(artifact, arguments, longest))
     if not texts:
         raise EmberdError(f"{arguments.commands}: no commands")
     budget = slots * experts.expert_bytes
     rows = measure(artifact, budget, texts, settings, arguments.max_tokens, arguments.threads)
     print(
-        f"{slots} of {experts.layers * experts.experts} experts in memory at most, "
+        f"{slots} of {bank} experts in memory at most, "
         f"{len(rows[0].run.stalls)} tokens decoded in {len(texts)} texts; per token:\n{table(rows)}"
     )
 
 
 def _settings(arguments: argparse.Namespace) -> list[Shortcuts]:
     """Raises EmberdError."""
-    deadlines = arguments.stall_deadline or []
-    margins = arguments.routing_margin or ([] if deadlines else _MARGINS)
-    for margin in margins:
-        if not 0 <= margin <= 1:
-            raise EmberdError(f"--routing-margin {margin}: expected 0 to 1")
-    for deadline in deadlines:
-        if not 0 <= deadline <= MAX_STALL_SECONDS * 1000:
-            raise EmberdError(f"--stall-deadline {deadline}: expected 0 to 3600000 ms")
-    if not 0 <= arguments.stall_weight <= 1:
-        raise EmberdError(f"--stall-weight {arguments.stall_weight}: expected 0 to 1")
+    deadlines = [_number("stall_deadline", text) for text in arguments.stall_deadline or ()]
+    texts = arguments.routing_margin or (() if deadlines else _MARGINS)
+    margins = [_number("routing_margin", text) for text in texts]
+    weight = _number("stall_weight", arguments.stall_weight)
     return [
-        Shortcuts(margin, deadline / 1000, arguments.stall_weight)
+        Shortcuts(margin, deadline / 1000, weight)
         for margin, deadline in product((0.0, *margins), (0.0, *deadlines))
         if margin or deadline
     ]
+
+
+def _number(setting: str, text: str) -> float:
+    """The value of a setting of the daemon, in its bounds, given as the option of that name; 0 only
+    where it does not turn a shortcut off. Raises EmberdError."""
+    low, high = RANGES[setting]
+    switches, unit = setting != "stall_weight", " ms" if setting == "stall_deadline" else ""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if low <= value <= high and (value or not switches):
+        return value
+    expected = f"{low:g} to {high:g}{unit}"
+    if switches:
+        expected = f"more than 0, at most {high:g}{unit} (without it is measured anyway)"
+    raise EmberdError(f"--{setting.replace('_', '-')} {text}: expected {expected}")
 
 
 def _texts(artifact: Artifact, arguments: argparse.Namespace, longest: int) -> Iterator[Text]:

@@ -59,7 +59,7 @@ class Config:
 
 
 _HUGE = 2**1000  # floats go a little further
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "slots": (1, 256),
     "context": (0, 1 << 24),
@@ -128,15 +128,15 @@ def _checked(where: str, name: str, value: Any, kind: type[Any]) -> Any:
         raise EmberdError(f"{where}: expected printable characters, not {value!r:.80}")
     if name == "host" and not value:
         raise EmberdError(f"{where}: empty; write 0.0.0.0 to listen on every interface")
-    if name == "expert_budget" and not -1 <= value <= _RANGES[name][1]:
+    if name == "expert_budget" and not -1 <= value <= RANGES[name][1]:
         raise EmberdError(
             f"{where}: expected the bytes of memory for experts, a size such as '6G', or -1 to map "
             f"all of them, not {value!r:.80}"
         )
     if name == "expert_policy":
         _check_policy(where, value)
-    if name in _RANGES:
-        low, high = _RANGES[name]
+    if name in RANGES:
+        low, high = RANGES[name]
         if not low <= value <= high:  # so NaN
             raise EmberdError(f"{where}: expected {low:g} to {high:g}, not {value!r:.80}")
     return value

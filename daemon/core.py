@@ -154,13 +154,13 @@ class Model:
             self.expert_budget = budget
 
     def break_stalls(self, deadline: float, weight: float) -> None:
-        """Bounds what a step of one token waits for experts: after `deadline` seconds in all,
-        missing ones whose routing weight is below `weight` are skipped and counted. The others'
-        weights then grow by one factor that makes up for theirs; the expert of the greatest weight
-        in a layer is always waited for. A deadline of 0 turns that off, as it is at first.
+        """Bounds what a token that is decoded alone waits for experts: after `deadline` seconds in
+        all, missing ones whose routing weight is below `weight` are skipped and counted. The
+        others' weights then grow by one factor that makes up for theirs; the expert of the greatest
+        weight in a layer is always waited for. A deadline of 0 turns that off, as it is at first.
 
-        Results depend on the disk while it is on. Prompts and batches skip none. Raises EmberdError
-        for a program built without moa_fusion.
+        Results depend on the disk while it is on. Prompts (Session.step and prefill) and batches of
+        several tokens skip none. Raises EmberdError for a program built without moa_fusion.
         """
         if not (0 <= deadline <= MAX_STALL_SECONDS and 0 <= weight <= 1):
             raise EmberdError(
@@ -178,8 +178,8 @@ class Model:
         would have given to the new choice; a token's first expert is never replaced. Replacements
         are counted. A margin of 0 turns that off, as it is at first.
 
-        Results depend on what is in memory while it is on; prompts replace none. Raises EmberdError
-        for a program built without moa_fusion.
+        Results depend on what is in memory while it is on; prompts (Session.step and prefill)
+        replace none. Raises EmberdError for a program built without moa_fusion.
         """
         if not 0 <= margin <= 1:
             raise EmberdError(f"a routing margin of {margin}: expected 0 to 1")
@@ -253,7 +253,7 @@ class Model:
             self._trace = owner  # the core writes into its memory, so it must stay
 
     def step_batch(self, sessions: Sequence[Session], tokens: Sequence[int]) -> Logits:
-        """Appends one token to each of several sessions: tokens[i] to sessions[i].
+        """Decodes: appends one token to each of several sessions, tokens[i] to sessions[i].
 
         Returns the logits of all, a row for each session. They are those that each session would
         have got alone; the weights are read once for all of them. Raises as `Session.step`, with

@@ -48,7 +48,7 @@ class Session:
         self._rewound = False
 
     def step(self, tokens: Sequence[int], logits: LogitsRole = LogitsRole.LAST) -> Logits | None:
-        """Appends `tokens`, at most the model's max_chunk.
+        """Reads `tokens` of a prompt, at most the model's max_chunk; Model.step_batch decodes.
 
         Returns the logits of the last or of all of them, None for LogitsRole.NONE. Raises
         ContextOverflow, or EmberdError for tokens outside the vocabulary, with nothing done.
@@ -63,7 +63,7 @@ class Session:
             return self._step(ids, 0, len(ids), logits)
 
     def prefill(self, tokens: Sequence[int], logits: LogitsRole = LogitsRole.LAST) -> Logits | None:
-        """Appends any number of tokens, cut into steps; logits as in `step`.
+        """Reads a prompt of any number of tokens, cut into steps; logits as in `step`.
 
         LogitsRole.ALL is for tokens that fit one step: logits live until the next.
         """

@@ -153,7 +153,7 @@ static void hand_out(ember_store *store, int32_t count)
 }
 
 bool ember_store_acquire(ember_store *store, const ember_step *step,
-                         const ember_acquired *acquired, ember_error error)
+                         const ember_acquired *acquired, bool decodes, ember_error error)
 {
     ember_reader_lock(store->reader);
     store->clock++;
@@ -162,8 +162,8 @@ bool ember_store_acquire(ember_store *store, const ember_step *step,
     store->acquired = acquired;
     store->failed = -1;
     store->skipped = 0;
-    store->patience = ember_store_patience(store, step->in_waves);
-    if (step->decodes && *store->config.routing_margin > 0)
+    store->patience = decodes && !step->in_waves ? ember_store_patience(store) : INT64_MAX;
+    if (decodes && *store->config.routing_margin > 0)
         ember_store_reroute(store);
     bool ok = list_wanted(store, acquired->ids, error), all_read;
     if (ok) {

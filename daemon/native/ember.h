@@ -134,21 +134,21 @@ EMBER_API ember_status ember_model_set_expert_budget(ember_model *model, int64_t
 /* The least budget that is not refused. */
 EMBER_API int64_t ember_model_least_expert_budget(const ember_model *model);
 
-/* When a step of one token has waited so long for experts in all, missing ones whose routing weight
- * is below `weight` are no longer waited for: the others' weights grow by one factor that makes up
- * for theirs, so the step computes what it would have if the router had chosen only the others. A
- * layer's expert of the greatest weight is never skipped, prompts and batches skip none, and a
- * trace notes what the router chose. 0 nanoseconds: nothing is skipped, as when a model opens.
- * Refused when the program does not say what its routers made of tokens. */
+/* When a token that is decoded alone has waited so long for experts in all, missing ones whose
+ * routing weight is below `weight` are no longer waited for: the others' weights grow by one factor
+ * that makes up for theirs, so the step computes what it would have if the router had chosen only the
+ * others. A layer's expert of the greatest weight is never skipped, prompts and batches of several
+ * tokens skip none, and a trace notes what the router chose. 0 nanoseconds: nothing is skipped, as
+ * when a model opens. Refused when the program does not say what its routers made of tokens. */
 EMBER_API ember_status ember_model_break_stalls(ember_model *model, int64_t nanoseconds,
                                                 float weight, char *error, size_t size);
 
 /* A token that is decoded, alone or in a batch, takes in place of an expert that is not in memory the
  * likeliest one that is, if its probability is at most `margin` less, as a share of those of all that
  * the router chose: so much routing weight is lost. Weights are those that the router would have
- * given to the new choice. A token's first expert is never replaced, prompts replace none, and a trace and ember_expert_watch note what the router chose. 0:
- * none is replaced, as when a model opens. Refused when the program does not say what its routers
- * made of tokens. */
+ * given to the new choice. A token's first expert is never replaced, prompts replace none, and a
+ * trace and ember_expert_watch note what the router chose. 0: none is replaced, as when a model
+ * opens. Refused when the program does not say what its routers made of tokens. */
 EMBER_API ember_status ember_model_prefer_resident(ember_model *model, float margin, char *error,
                                                    size_t size);
 
@@ -192,13 +192,13 @@ EMBER_API void ember_session_reset(ember_session *session);
 EMBER_API void ember_session_save(const ember_session *session, void *state);
 EMBER_API void ember_session_load(ember_session *session, const void *state);
 
-/* Runs `count` tokens (at most the largest chunk of the program) that follow the first `position`
- * tokens of the session, then the sequence of `role` if that is not EMBER_BODY. */
+/* Reads `count` tokens of a prompt (at most the largest chunk of the program) that follow the first
+ * `position` tokens of the session, then runs the sequence of `role` if that is not EMBER_BODY. */
 EMBER_API ember_status ember_session_step(ember_session *session, const int32_t *tokens,
                                           int32_t count, int64_t position, int32_t role,
                                           char *error, size_t size);
 
-/* Runs one token of each of `count` different sessions, which follows the session's first
+/* Decodes one token of each of `count` different sessions, which follows the session's first
  * positions[i] tokens, and computes the logits of all. On failure all of the sessions failed. */
 EMBER_API ember_status ember_model_step(ember_model *model, ember_session *const *sessions,
                                         const int32_t *tokens, const int64_t *positions,

@@ -109,7 +109,6 @@ typedef struct {
     int32_t count;
     int32_t symbol; /* index of the kernel's name, or the layer */
     bool in_waves;  /* of acquired experts: a part of them at a time is enough */
-    bool decodes;   /* every token is the next one of its session */
 } ember_step;
 
 typedef struct {
@@ -273,9 +272,10 @@ bool ember_store_resize(ember_store *store, int32_t slots, ember_error error);
 void ember_store_prioritise(ember_store *store, const int32_t *priorities);
 void ember_store_warm(ember_store *store, const int32_t *experts, int64_t count);
 /* Finds the experts that a step with these arguments wants, all of them of its layer, and has missing
- * ones read. Unless the step is in waves, it returns when all of them are in the table, or skipped. */
+ * ones read. Unless the step is in waves, it returns when all of them are in the table, or skipped.
+ * Tokens that it `decodes` may get others than the router chose. */
 bool ember_store_acquire(ember_store *store, const ember_step *step,
-                         const ember_acquired *acquired, ember_error error);
+                         const ember_acquired *acquired, bool decodes, ember_error error);
 
 typedef enum { EMBER_WAVE_NONE, EMBER_WAVE_READY, EMBER_WAVE_FAILED } ember_wave;
 
@@ -292,6 +292,7 @@ typedef struct {
     const ember_trace *trace;
     ember_store *store; /* NULL while the whole bank is mapped */
     uint64_t *chosen;   /* as in ember_expert_watch; or NULL */
+    bool decodes;       /* rather than reads a prompt */
 } ember_run;
 
 bool ember_program_run(ember_program *program, const ember_step_list *list, const ember_run *run,

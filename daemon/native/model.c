@@ -66,16 +66,17 @@ ember_expert_layout ember_model_experts(const ember_model *model)
     return model->program.experts;
 }
 
-static bool has_routers(const ember_model *model, ember_error error)
+/* Whether the program says what its routers made of tokens, as `what` needs it to. */
+static bool has_routers(const ember_model *model, const char *what, ember_error error)
 {
     return model->program.has_routers ||
-           ember_fail(error, "the program does not say what its routers made of tokens: it was "
-                             "built without moa_fusion");
+           ember_fail(error, "%s needs an artifact built with moa_fusion: build this one again "
+                             "without --disable moa_fusion", what);
 }
 
 ember_status ember_model_trace(ember_model *model, ember_trace *trace, char *text, size_t size)
 {
-    if (trace && !has_routers(model, (ember_error){text, size}))
+    if (trace && !has_routers(model, "a routing trace", (ember_error){text, size}))
         return EMBER_REFUSED;
     model->trace = trace;
     return EMBER_OK;
@@ -84,7 +85,7 @@ ember_status ember_model_trace(ember_model *model, ember_trace *trace, char *tex
 ember_status ember_model_break_stalls(ember_model *model, int64_t nanoseconds, float weight,
                                       char *text, size_t size)
 {
-    if (nanoseconds > 0 && !has_routers(model, (ember_error){text, size}))
+    if (nanoseconds > 0 && !has_routers(model, "stall_deadline", (ember_error){text, size}))
         return EMBER_REFUSED;
     model->residency.breaker = (ember_stall_breaker){nanoseconds, weight};
     return EMBER_OK;
@@ -92,7 +93,7 @@ ember_status ember_model_break_stalls(ember_model *model, int64_t nanoseconds, f
 
 ember_status ember_model_prefer_resident(ember_model *model, float margin, char *text, size_t size)
 {
-    if (margin > 0 && !has_routers(model, (ember_error){text, size}))
+    if (margin > 0 && !has_routers(model, "routing_margin", (ember_error){text, size}))
         return EMBER_REFUSED;
     model->residency.routing_margin = margin;
     return EMBER_OK;

@@ -45,7 +45,6 @@ typedef struct {
     int64_t step_count;
     int64_t argument_count;
     int32_t tokens;       /* of the sequence */
-    bool decodes;         /* the sequence */
     ember_step *acquires; /* its last step that acquires experts, or NULL */
 } builder;
 
@@ -111,8 +110,7 @@ static int64_t build_step(builder *build, const int32_t *words, int64_t left, em
     *step = (ember_step){.kind = (ember_step_kind)words[0],
                          .arguments = program->arguments + build->argument_count,
                          .count = count,
-                         .symbol = words[1],
-                         .decodes = build->decodes};
+                         .symbol = words[1]};
     if (!finish_step(build, step, error))
         return 0;
     build->step_count++;
@@ -163,7 +161,6 @@ static bool build_steps(builder *build, const ember_model_config *config, ember_
             return false;
         int64_t first = build->step_count;
         build->tokens = sequence->tokens;
-        build->decodes = sequence->tokens == 1 || sequence->role == EMBER_BATCH;
         build->acquires = NULL;
         for (int64_t at = 0; at < sequence->words;) {
             int64_t used = build_step(build, sequence->steps + at, sequence->words - at, error);

@@ -71,7 +71,7 @@ static bool acquire_experts(const ember_program *program, const ember_step *step
         return false;
     if (run->chosen)
         count_chosen(run->chosen + (int64_t)step->symbol * program->experts.experts, &acquired);
-    return run->store ? ember_store_acquire(run->store, step, &acquired, error)
+    return run->store ? ember_store_acquire(run->store, step, &acquired, run->decodes, error)
                       : check_mapped(step, &acquired, error);
 }
 

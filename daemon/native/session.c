@@ -121,6 +121,7 @@ static ember_status run(ember_model *model, int32_t tokens, const ember_session_
         .trace = model->trace,
         .store = model->residency.store,
         .chosen = model->watch.chosen,
+        .decodes = first == EMBER_BATCH,
     };
     if (run.store)
         ember_store_set_running(run.store, true);

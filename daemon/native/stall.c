@@ -1,13 +1,14 @@
-/* The stall breaker: a step that has waited too long goes on without experts that weigh little.
+/* The stall breaker: a token that is decoded and has waited too long goes on without experts that
+ * weigh little.
  *
  * An expert that is skipped keeps its place among the ids with a weight of 0, and its entry of the
  * table leads to the layer's expert of the greatest weight, which is always there. */
 #include "store.h"
 
-int64_t ember_store_patience(const ember_store *store, bool in_waves)
+int64_t ember_store_patience(const ember_store *store)
 {
     const ember_stall_breaker *breaker = store->config.breaker;
-    if (breaker->nanoseconds <= 0 || in_waves || store->acquired->ids->shape[0] != 1)
+    if (breaker->nanoseconds <= 0 || store->acquired->ids->shape[0] != 1)
         return INT64_MAX;
     return breaker->nanoseconds - (store->stall - store->stall_before);
 }

@@ -80,8 +80,9 @@ bool ember_store_is_ready(const ember_store *store, const ember_wanted *wanted);
 void ember_store_reroute(ember_store *store);
 
 /* ---- stall.c */
-/* How long the step may still wait before it skips experts, in nanoseconds; INT64_MAX: for ever. */
-int64_t ember_store_patience(const ember_store *store, bool in_waves);
+/* How long a token that is decoded may still wait until experts are skipped, in nanoseconds;
+ * INT64_MAX: for ever. */
+int64_t ember_store_patience(const ember_store *store);
 /* Skips the wanted experts that are missing and weigh little; those left are waited for. */
 void ember_store_skip(ember_store *store);
 /* Points the skipped experts at one that is there, and gives their weights to the others. */

@@ -16,6 +16,7 @@ needs("tvm")
 
 EXPERT_BYTES, LAYERS, TOP_K = 24576, 4, 2
 TOKENS = [(7 * i * i + 3 * i) % 500 for i in range(40)]
+MORE = "more than 0, at most"
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +77,19 @@ def test_the_table_has_a_line_for_every_setting(
     ("options", "message"),
     [
         (["--budget", "1"], "a token needs 2 of a layer at once"),
-        (["--routing-margin", "1.5"], "--routing-margin 1.5: expected 0 to 1"),
-        (["--routing-margin", "nan"], "--routing-margin nan: expected 0 to 1"),
-        (["--stall-deadline", "-1"], "--stall-deadline -1.0: expected 0 to 3600000 ms"),
-        (["--stall-weight", "2"], "--stall-weight 2.0: expected 0 to 1"),
+        (
+            ["--budget", "100%"],
+            "--budget 100%: all 64 experts are in memory then, and no token",
+        ),
+        (["--budget", "200%"], "expected less than 1.57 MB"),
+        (["--routing-margin", "1.5"], f"--routing-margin 1.5: expected {MORE} 1"),
+        (["--routing-margin", "nan"], f"--routing-margin nan: expected {MORE} 1"),
+        (["--routing-margin", "0.0"], f"--routing-margin 0.0: expected {MORE} 1"),
+        (["--routing-margin", "much"], f"--routing-margin much: expected {MORE} 1"),
+        (["--stall-deadline", "-1"], f"--stall-deadline -1: expected {MORE} 60000 ms"),
+        (["--stall-deadline", "0"], f"--stall-deadline 0: expected {MORE} 60000 ms"),
+        (["--stall-deadline", "7e4"], f"--stall-deadline 7e4: expected {MORE} 60000 ms"),
+        (["--stall-weight", "2"], "--stall-weight 2: expected 0 to 1"),
         (["--first", "0"], "--first 0: expected 1 or more"),
         (["--max-tokens", "0"], "--max-tokens 0: expected 1 or more"),
         (["--max-tokens", "100000"], "--max-tokens 100000: expected less than"),

@@ -23,11 +23,11 @@ BUDGET = 24 * EXPERT_BYTES  # of 64
 
 
 def decode(model: Model, tokens: list[int]) -> NDArray[np.float32]:
-    """Logits [tokens, vocabulary], a step for each token."""
+    """Logits [tokens, vocabulary], each token decoded on its own."""
     rows = []
     with model.open_session(len(tokens)) as session:
         for token in tokens:
-            rows += last_row(session.step([token]))
+            rows += last_row(model.step_batch([session], [token]))
     return np.array(rows, np.float32).reshape(len(tokens), -1)
 
 
@@ -91,7 +91,7 @@ def test_the_first_expert_is_never_replaced(demo: Artifact) -> None:
         model.prefer_resident_experts(1.0)
         with RoutingTrace(model) as trace:
             for token in TOKENS:
-                session.step([token])
+                model.step_batch([session], [token])
                 resident = model.resident_experts()
                 (ids,) = trace.take().ids.tolist()
                 last = LAYERS - 1  # whose experts nothing has made place since

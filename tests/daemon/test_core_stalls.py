@@ -10,7 +10,6 @@ from emberd.compile.verify import compare
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.session import LogitsRole
 from emberd.daemon.trace import RoutingTrace
 from numpy.typing import NDArray
 from tiny_model import last_row
@@ -27,11 +26,11 @@ def light(weights: NDArray[np.float32], bound: float) -> NDArray[np.bool_]:
 
 
 def decode(model: Model, tokens: list[int]) -> NDArray[np.float32]:
-    """Logits [tokens, vocabulary], a step for each token."""
+    """Logits [tokens, vocabulary], each token decoded on its own."""
     rows = []
     with model.open_session(len(tokens)) as session:
         for token in tokens:
-            rows += last_row(session.step([token]))
+            rows += last_row(model.step_batch([session], [token]))
     return np.array(rows, np.float32).reshape(len(tokens), -1)
 
 
@@ -86,7 +85,7 @@ def test_light_experts_that_are_missing_are_skipped(demo: Artifact, bound: float
         with Model(demo, 2, 60 * 24576) as model, model.open_session(8) as session:
             model.break_stalls(AT_ONCE, bound)
             with RoutingTrace(model) as trace:
-                session.step([token], LogitsRole.NONE)
+                model.step_batch([session], [token])
             may_go = light(np.asarray(trace.take().weights)[0], bound).sum(-1)
             first, *others = skipped(model)
             assert first <= may_go[0] and others == may_go[1:].tolist()
@@ -95,7 +94,7 @@ def test_light_experts_that_are_missing_are_skipped(demo: Artifact, bound: float
                 assert counters.bytes == (2 - may_go[layer]) * 24576
             seen += sum(others)
             model.break_stalls(0.0, bound)
-            session.step([token], LogitsRole.NONE)
+            model.step_batch([session], [token])
             assert skipped(model) == [first, *others]
     assert seen > 0
 

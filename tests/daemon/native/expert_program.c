@@ -80,7 +80,7 @@ ember_model_config make_config(const void *kernels, int64_t size, int bank, int6
                                       int threads, int readers)
 {
     static int32_t one[64], many[64];
-    static ember_sequence sequences[4];
+    static ember_sequence sequences[5];
     static const char *const symbols[] = {"route", "sum_experts"};
     shapes[0] = EXPERTS;
     shapes[1] = BANK;
@@ -93,11 +93,13 @@ ember_model_config make_config(const void *kernels, int64_t size, int bank, int6
     set_buffer(BANK_BUFFER, EMBER_EXPERTS, DL_UINT, 2, 0, 0, 1);
     set_sequence(FIRST, 1, 4);
     set_sequence(FIRST + PER_SIZE, CHUNK, 8);
-    sequences[0] = (ember_sequence){1, EMBER_BODY, one, write_steps(one, FIRST, EMBER_CALL)};
-    int64_t words = write_steps(many, FIRST + PER_SIZE, EMBER_CALL_IN_WAVES);
-    sequences[1] = (ember_sequence){CHUNK, EMBER_BODY, many, words};
-    sequences[2] = (ember_sequence){CHUNK, EMBER_BATCH, many, words};
-    sequences[3] = (ember_sequence){CHUNK, EMBER_LOGITS_ALL, many, 0};
+    int64_t words = write_steps(one, FIRST, EMBER_CALL);
+    sequences[0] = (ember_sequence){1, EMBER_BODY, one, words};
+    sequences[1] = (ember_sequence){1, EMBER_BATCH, one, words};
+    words = write_steps(many, FIRST + PER_SIZE, EMBER_CALL_IN_WAVES);
+    sequences[2] = (ember_sequence){CHUNK, EMBER_BODY, many, words};
+    sequences[3] = (ember_sequence){CHUNK, EMBER_BATCH, many, words};
+    sequences[4] = (ember_sequence){CHUNK, EMBER_LOGITS_ALL, many, 0};
     return (ember_model_config){
         .kernels = kernels,
         .kernels_bytes = size,
@@ -108,7 +110,7 @@ ember_model_config make_config(const void *kernels, int64_t size, int bank, int6
         .shapes = shapes,
         .shape_count = 16,
         .sequences = sequences,
-        .sequence_count = 4,
+        .sequence_count = 5,
         .tables = tables,
         .tables_bytes = sizeof tables,
         .scratch_bytes = LAYERS * (2 * LINE + SCORE_BYTES),

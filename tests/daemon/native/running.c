@@ -124,21 +124,29 @@ ember_status run_step(running *run, const int32_t *tokens, int32_t count)
                               sizeof message);
 }
 
+ember_status decode(running *run, int32_t token)
+{
+    int64_t start = 0;
+    return ember_model_step(run->model, run->sessions, &token, &start, 1, message, sizeof message);
+}
+
 void random_step(running *run, bool may_fail)
 {
     int32_t tokens[CHUNK], count = draw() % 2 ? 1 : (int32_t)(1 + draw() % CHUNK);
     int first = (int)(draw() % SESSIONS);
-    bool batch = draw() % 4 == 0;
-    if (batch)
-        count = SESSIONS;
+    bool decodes = draw() % 2;
+    if (decodes)
+        count = draw() % 2 ? 1 : SESSIONS;
+    if (decodes && count > 1)
+        first = 0;
     for (int32_t i = 0; i < count; i++)
         tokens[i] = (int32_t)(draw() % VOCABULARY);
     changes before = counted();
     ember_status status =
-        batch ? ember_model_step(run->model, run->sessions, tokens, run->lengths, count, message,
-                                 sizeof message)
-              : ember_session_step(run->sessions[first], tokens, count, run->lengths[first],
-                                   EMBER_BODY, message, sizeof message);
+        decodes ? ember_model_step(run->model, &run->sessions[first], tokens, &run->lengths[first],
+                                   count, message, sizeof message)
+                : ember_session_step(run->sessions[first], tokens, count, run->lengths[first],
+                                     EMBER_BODY, message, sizeof message);
     if (status != EMBER_OK) {
         CHECK(may_fail && status == EMBER_FAILED && strstr(message, " cannot be read: "));
         run->failed++;
@@ -147,8 +155,8 @@ void random_step(running *run, bool may_fail)
     changes found = check_experts(run, tokens, count), after = counted();
     CHECK(found.skipped == after.skipped - before.skipped);
     CHECK(found.substituted == after.substituted - before.substituted);
-    CHECK(count == 1 || found.skipped == 0);
-    CHECK(count == 1 || batch || found.substituted == 0);
-    for (int i = 0; i < SESSIONS; i++)
-        run->lengths[i] += batch ? 1 : i == first ? count : 0;
+    CHECK((decodes && count == 1) || found.skipped == 0);
+    CHECK(decodes || found.substituted == 0);
+    for (int32_t i = 0; i < count; i++)
+        run->lengths[decodes ? first + i : first]++;
 }

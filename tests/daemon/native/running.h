@@ -21,15 +21,17 @@ typedef struct {
 void open_model(running *run, const ember_model_config *config, int64_t expert_bytes);
 void close_model(running *run);
 void set_budget(running *run, int64_t slots);
-/* Steps of one token skip an expert of weight 0.25 after so many microseconds, if `weight` allows. */
+/* Tokens decoded alone skip an expert of weight 0.25 after so many microseconds, if `weight` allows. */
 void break_stalls(running *run, int64_t microseconds, float weight);
 /* Tokens that are decoded may lose so much weight. */
 void prefer_resident(running *run, float margin);
 
-/* A step of random tokens, one session's or a batch. */
+/* A step of random tokens, of one session's prompt or decoded. */
 void random_step(running *run, bool may_fail);
-/* A step of one session, from its start on. */
+/* A prompt of one session, from its start on, in one step. */
 ember_status run_step(running *run, const int32_t *tokens, int32_t count);
+/* Decodes a token there. */
+ember_status decode(running *run, int32_t token);
 /* Checks the experts of the last step, and returns what was changed of them. */
 changes check_experts(const running *run, const int32_t *tokens, int32_t count);
 changes counted(void); /* since the model was opened */

@@ -155,7 +155,7 @@ static void test_stalls(running *run)
         break_stalls(run, 1000, weights[i]);
         forget_noted();
         atomic_store(&closed, true);
-        CHECK(run_step(run, &token, 1) == EMBER_OK);
+        CHECK(decode(run, token) == EMBER_OK);
         CHECK(check_experts(run, &token, 1).skipped == (i == 0 ? LAYERS : 0));
         CHECK(counted().skipped - before == (i == 0 ? LAYERS : 0));
         off_t light = position_of(1, chosen(token, 1, 1)) * run->expert_bytes;
@@ -165,8 +165,10 @@ static void test_stalls(running *run)
     set_budget(run, ALL);
     set_budget(run, TOP_K);
     break_stalls(run, 1, 1.0F);
-    CHECK(run_step(run, many, CHUNK) == EMBER_OK);
-    CHECK(check_experts(run, many, CHUNK).skipped == 0 && counted().skipped == before);
+    for (int32_t length = 1; length <= CHUNK; length++) { /* of a prompt */
+        CHECK(run_step(run, many, length) == EMBER_OK);
+        CHECK(check_experts(run, many, length).skipped == 0 && counted().skipped == before);
+    }
     break_stalls(run, 0, 0);
 }
 
@@ -179,7 +181,7 @@ static void check_rerouting(running *run, int32_t first, int32_t token, int step
     set_budget(run, ALL);
     set_budget(run, ALL - 1);
     prefer_resident(run, 0);
-    CHECK(run_step(run, &first, 1) == EMBER_OK);
+    CHECK(decode(run, first) == EMBER_OK);
     for (int layer = 0; layer < LAYERS; layer++)
         for (int k = 0; k < TOP_K; k++)
             resident[layer][chosen(first, layer, k)] = true;
@@ -194,7 +196,7 @@ static void check_rerouting(running *run, int32_t first, int32_t token, int step
                 expected[layer] = other;
         }
     }
-    CHECK(run_step(run, &token, 1) == EMBER_OK);
+    CHECK(decode(run, token) == EMBER_OK);
     int64_t substituted = 0;
     for (int layer = 0; layer < LAYERS; layer++) {
         const int32_t *ids = used_ids(run, layer);
@@ -213,6 +215,14 @@ static void test_rerouting(running *run)
             for (int32_t token = 0; token < 24; token++) /* which is all kinds that there are */
                 check_rerouting(run, first, token, steps[i]);
     CHECK(counted().substituted > before);
+    before = counted().substituted;
+    set_budget(run, ALL);
+    set_budget(run, TOP_K);
+    for (int32_t token = 0; token < 24; token++) { /* of a prompt */
+        CHECK(run_step(run, &token, 1) == EMBER_OK);
+        CHECK(check_experts(run, &token, 1).substituted == 0);
+    }
+    CHECK(counted().substituted == before);
     prefer_resident(run, 0);
 }
 

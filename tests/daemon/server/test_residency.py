@@ -21,7 +21,6 @@ from emberd.daemon.errors import EmberdError
 from emberd.daemon.experts import Residency
 from emberd.daemon.server.run import take_reload
 from emberd.daemon.server.service import load_service
-from emberd.daemon.session import LogitsRole
 from emberd.daemon.shortcuts import Shortcuts
 
 EXPERT_BYTES = 24576  # of the embedded model, 64 of them
@@ -105,7 +104,7 @@ def test_shortcuts_outlive_the_models_and_are_changed_with_the_budget_or_not_at_
     def substituted() -> int:
         with residency.open(artifact, 1) as model, model.open_session(64) as session:
             for token in range(64):
-                session.step([token], LogitsRole.NONE)
+                model.step_batch([session], [token])
             return sum(counters.substituted for counters in model.expert_counters())
 
     assert substituted() > 0
@@ -118,7 +117,7 @@ def test_shortcuts_outlive_the_models_and_are_changed_with_the_budget_or_not_at_
         assert residency.budget == model.expert_budget == budget
         residency.change(budget, Shortcuts())
         for token in range(64):
-            session.step([token], LogitsRole.NONE)
+            model.step_batch([session], [token])
         assert sum(counters.substituted for counters in model.expert_counters()) == 0
     assert substituted() == 0
 
