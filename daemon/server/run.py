@@ -153,9 +153,14 @@ def _url(address: Any) -> str:
 
 async def _drain(service: Service) -> None:
     deadline = time.monotonic() + service.config.drain_seconds
-    log.warning("shutting down: waiting for running requests")
-    while (load := service.engine.load).busy or load.queued:
+    log.warning("shutting down, with %d requests to finish", _unfinished(service))
+    while unfinished := _unfinished(service):
         if time.monotonic() > deadline:
-            log.warning("gave up waiting for %d requests", load.busy + load.queued)
+            log.warning("gave up waiting for %d requests", unfinished)
             return
         await asyncio.sleep(0.02)
+
+
+def _unfinished(service: Service) -> int:
+    load = service.engine.load
+    return load.busy + load.queued

@@ -129,7 +129,7 @@ async def test_the_log_tells_of_drains_and_not_of_malformed_requests(launch: Lau
             writer.close()
         process.terminate()
         _, errors = await process.communicate()
-        assert errors == b"emberd: shutting down: waiting for running requests\n"
+        assert errors == b"emberd: shutting down, with 0 requests to finish\n"
 
 
 @pytest.mark.skipif(not IPV6.exists() or " lo\n" not in IPV6.read_text(), reason="no IPv6 here")
