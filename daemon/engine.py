@@ -73,7 +73,8 @@ class Engine:
             negative means never.
         prompt_begins: called before the first step of every prompt.
         prompt_read: called after every prompt, before its answer goes on.
-        at_rest: called when the last of the requests at work has ended, before it is told so.
+        at_rest: called when the last of the requests at work has ended, before it is told so, and
+            when the model was closed.
     """
 
     def __init__(
@@ -259,6 +260,7 @@ class Engine:
             self._slots.pop().close()  # held by nobody then, so that its memory can go as well
         if self._model is not None:
             self._model.close()
+            self._at_rest()
         return_free_memory()
         self._model = None
 

@@ -22,7 +22,7 @@ from emberd.daemon.core import PINNED, Model
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.expert_ledger import ExpertLedger
 from emberd.daemon.policies import DEFAULT, Policy
-from emberd.daemon.shortcuts import Shortcuts
+from emberd.daemon.shortcuts import Shortcuts, refusal
 
 _AHEAD_TOKENS = 64  # for which experts are read ahead
 _LEAST_USES = 0.25  # of an expert by so many tokens, for it to be read ahead
@@ -35,13 +35,16 @@ class Residency:
     """Opens the models of an artifact, one after the other, with the same budget for experts.
 
     Attributes: `budget` (bytes; None: all experts are mapped), `shortcuts` (of tokens that are
-    decoded), `policy`, `ledger` (what experts have cost since the first model was opened, up to the
-    last call of `prompt_read` or `at_rest`).
+    decoded), `policy`.
 
     At any time there is one class for all of the model's work: that of the prompt that was read
-    last. What experts cost since the end of the prompt before it, or since a rest in between, is
-    counted for its class, read-ahead included. Without a map, with prompts that are like no class,
-    and with requests for one token or none after a rest, it is counted for none.
+    last. What experts cost from its beginning to that of the next prompt, or to a rest, is counted
+    for its class, read-ahead included. Without a map, with prompts that are like no class, with
+    requests for one token or none after a rest, and at rest, it is counted for none.
+
+    A class is told by all that is chosen from the beginning of the last prompt on: also by the
+    tokens that others decode between its chunks, a few against hundreds, and by prompts that are
+    read in turns with it.
     """
 
     def __init__(
@@ -59,13 +62,16 @@ class Residency:
         self._map = activation_map
         self.policy = policy
         classes = () if activation_map is None else activation_map.classes
-        self.ledger = ExpertLedger([entry.name for entry in classes])
+        self._ledger = ExpertLedger([entry.name for entry in classes])
+        self._counting = threading.Lock()
+        self._working = False  # from a prompt's beginning to the next rest
         self._class: int | None = None
-        self._counted: Sequence[int] = ()  # choices of each expert when a prompt was last read
+        self._chosen: Sequence[int] = ()  # how often each expert was, when a prompt last began
         self._told = threading.Event()  # once nobody looks any more what class the prompt is of
         self._preferring = threading.Lock()
         self._lock = threading.Lock()
         self._least = 0  # budget of a step, in bytes, once a model has been opened
+        self._refusal = ""  # of shortcuts, by the model that was opened
         self._model: weakref.ref[Model] | None = None
         self._compared: int | None = None  # budget that was compared with the token_demand
 
@@ -73,34 +79,58 @@ class Residency:
         """Opens the model. Raises EmberdError."""
         with self._lock:
             model = Model(artifact, threads, self.budget, self._reader_threads)
+            self._refusal = refusal(model)
             self.shortcuts.apply(model)
-            self._model = weakref.ref(model)
             self._least = model.least_expert_budget
-            self._counted = model.chosen_experts()
-            self.ledger.opened()
+            self._chosen = model.chosen_experts()
+            with self._counting:
+                self._model = weakref.ref(model)
+                self._ledger.opened()
             self._compare(model)
         self._prefer(model, None)
         return model
+
+    @property
+    def ledger(self) -> ExpertLedger:
+        """What experts have cost since the first model was opened: until now at rest, otherwise
+        until a prompt last began or was read."""
+        with self._counting:
+            if not self._working:
+                self._count()
+        return self._ledger
+
+    def _count(self) -> None:
+        """Adds what the open model has counted to the costs of the class; under its lock."""
+        model = self._opened()
+        if model is not None and self.budget is not None:
+            self._ledger.count(model.expert_counters(), self._class, time.time())
 
     def prompt_begins(self) -> None:
         """Prefers the experts of the prompt's class while its first step runs, as soon as the
         layers that it has passed tell the class clearly."""
         model = self._opened()
         self._told.set()
-        if model is None or self._map is None or self.budget is None or not self.policy.by_class:
+        if model is None:
+            return
+        with self._counting:
+            self._count()
+            self._working = True
+        self._chosen = model.chosen_experts()
+        if self._map is None or self.budget is None or not self.policy.by_class:
             return
         self._told = threading.Event()
-        arguments = (model, ClassEvidence(self._map), self._counted, self._told)
+        arguments = (model, ClassEvidence(self._map), self._chosen, self._told)
         threading.Thread(target=self._tell, args=arguments, name="class", daemon=True).start()
 
     def _tell(
-        self, model: Model, evidence: ClassEvidence, counted: Sequence[int], told: threading.Event
+        self, model: Model, evidence: ClassEvidence, chosen: Sequence[int], told: threading.Event
     ) -> None:
-        """Looks on in a thread of its own, for the step keeps the engine's."""
+        """Looks on in a thread of its own, for the step keeps the engine's. A layer has a say once
+        its experts were chosen more often than when the prompt began: the step has come to it."""
         experts = model.experts.experts
         for layer in range(model.experts.layers):
             row = slice(layer * experts, (layer + 1) * experts)
-            before = counted[row]
+            before = chosen[row]
             while (now := model.chosen_experts()[row]) == before:
                 if told.wait(_LOOK_SECONDS):
                     return
@@ -113,33 +143,32 @@ class Residency:
                 return
 
     def prompt_read(self) -> None:
-        """Tells the class that the tokens since the last call, or rest, are likeliest of, and
-        prefers its experts if the policy goes by class; none if they are like none."""
+        """Tells the class that the tokens since the prompt began are likeliest of, and prefers its
+        experts if the policy goes by class; none if they are like none."""
         self._told.set()
         model = self._opened()
         if model is None or self.budget is None:
+            self._class = None
             return
         if self._map is not None:
-            chosen = model.chosen_experts()
-            news = [now - before for now, before in zip(chosen, self._counted, strict=True)]
-            self._counted = chosen
-            self._class = likeliest_class(self._map, news)
+            pairs = zip(model.chosen_experts(), self._chosen, strict=True)
+            self._class = likeliest_class(self._map, [now - before for now, before in pairs])
             with self._preferring:
                 if self.policy.by_class and self._class is None:
                     self._keep(model, [], [])
                 elif self.policy.by_class:
                     self._prefer(model, self._class)
-        self.ledger.count(model.expert_counters(), self._class, time.time())
+        with self._counting:
+            self._count()
 
     def at_rest(self) -> None:
-        """Notes that no request is at work: nothing is of a class then until a prompt was read,
-        and the tokens so far have no say in which that is."""
+        """Notes that no request is at work, or that the model was closed: nothing is of a class
+        then until a prompt was read."""
         self._told.set()
-        model = self._opened()
-        if model is not None and self.budget is not None:
-            self.ledger.count(model.expert_counters(), self._class, time.time())
-            self._counted = model.chosen_experts()
-        self._class = None
+        with self._counting:
+            self._count()
+            self._class = None
+            self._working = False
 
     def change(self, budget: int | None, shortcuts: Shortcuts) -> None:
         """Changes both for the open model, after the step that it is at, and for later ones. Raises
@@ -154,6 +183,8 @@ class Residency:
 
     def _take(self, shortcuts: Shortcuts) -> None:
         with self._lock:
+            if shortcuts.wanted and self._refusal:  # or the next model could not be opened
+                raise EmberdError(self._refusal)
             model = self._opened()
             if model is not None:
                 with _unless_closed(model):
@@ -174,7 +205,9 @@ class Residency:
                 raise EmberdError(
                     f"an expert budget of {budget} bytes: a step needs {self._least} bytes at once"
                 )
-            self.budget = budget
+            with self._counting:
+                self._count()
+                self.budget = budget
             if model is not None:
                 self._compare(model)
                 with _unless_closed(model):

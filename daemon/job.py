@@ -54,14 +54,15 @@ class Job:
             slot.save()
         stream.usage.cached_tokens = reused
         self._reading: Sequence[int] = request.prompt  # what to read before the next token
+        self._read_from = reused
         self._scores = request.score_prompt
         self._generation = Generation(request, 0, tokenizer)
         self._last_token = 0.0
 
     @property
     def unread(self) -> bool:
-        """Whether no step has read any of the prompt."""
-        return len(self.slot.tokens) == self.stream.usage.cached_tokens
+        """Whether no step has read any of what there is to read."""
+        return len(self.slot.tokens) == self._read_from
 
     @property
     def prefilling(self) -> bool:
@@ -109,6 +110,7 @@ class Job:
         """After a step that failed: read all up to the last token generated, and go on from it."""
         self._reading = [*self.slot.tokens, self.token]
         self.slot.reset()
+        self._read_from = 0
 
     def _chunk(self, start: int, limit: int) -> int:
         """Tokens from ``start`` to the next boundary or the end, at most ``limit``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from emberd.daemon.core import Model
+from emberd.daemon.errors import EmberdError
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,23 @@ class Shortcuts:
     stall_deadline: float = 0.0
     stall_weight: float = 0.0
 
+    @property
+    def wanted(self) -> bool:
+        """Whether there are any, for which a model must have been built with moa_fusion."""
+        return self.routing_margin > 0 or self.stall_deadline > 0
+
     def apply(self, model: Model) -> None:
         """From the model's next step on. Raises EmberdError for values out of bounds, or for some
         with a model that was built without moa_fusion."""
         model.prefer_resident_experts(self.routing_margin)
         model.break_stalls(self.stall_deadline, self.stall_weight)
+
+
+def refusal(model: Model) -> str:
+    """Why a model takes no shortcuts; empty if it does. Those that it is to take must be applied
+    after this."""
+    try:
+        Shortcuts(routing_margin=1.0).apply(model)
+    except EmberdError as error:
+        return str(error)
+    return ""

@@ -61,6 +61,7 @@ def test_the_map_is_warmed_and_then_the_class_of_the_prompt(
     with residency.open(artifact, 2) as model:
         assert settled(model) == set(activation_map.hottest(SLOTS))
         for index, entry in enumerate(activation_map.classes):
+            residency.prompt_begins()
             with model.open_session(256) as session:
                 session.prefill(prompts(artifact, entry.name)[0])
             residency.prompt_read()
@@ -93,6 +94,7 @@ def test_policies(
     residency = Residency(budget, 2, activation_map, policy=policy)
     with residency.open(artifact, 2) as model, model.open_session(256) as session:
         assert settled(model, ahead) == set(activation_map.hottest(ahead))
+        residency.prompt_begins()
         session.prefill(tokens)
         residency.prompt_read()
         index = activation_map.index("navigation") if by_class else None
@@ -136,6 +138,53 @@ def test_the_class_is_told_while_the_prompt_is_read(
             now = settled(model)
             assert len(now & hot) > len(now & others)
             residency.at_rest()
+
+
+def test_what_others_decode_does_not_tell_a_prompts_class(
+    demo_artifact: Path, activation_map: ActivationMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = Artifact.open(demo_artifact)
+    climate, navigation = (prompts(artifact, name)[0] for name in ("climate", "navigation"))
+    residency = Residency(SLOTS * 24576, 2, activation_map)
+    with residency.open(artifact, 2) as model, model.open_session(256) as session:
+        residency.prompt_begins()
+        session.prefill(climate)
+        residency.prompt_read()
+        for token in climate:
+            session.step([token])
+        told: list[int | None] = []
+        monkeypatch.setattr(
+            residency, "_prefer", lambda _model, index, _layer=0: told.append(index)
+        )
+        residency.prompt_begins()
+        time.sleep(0.05)  # for one to look on who should not be in a hurry
+        assert told == []
+        with model.open_session(256) as other:
+            other.prefill(navigation)
+        wait_until_told()
+        residency.prompt_read()
+        assert told == 2 * [activation_map.index("navigation")]
+
+
+def test_what_was_asked_without_a_budget_does_not_tell_a_prompts_class(
+    demo_artifact: Path, activation_map: ActivationMap
+) -> None:
+    artifact = Artifact.open(demo_artifact)
+    residency = Residency(None, 2, activation_map)
+    with residency.open(artifact, 2) as model, model.open_session(256) as session:
+        for tokens in prompts(artifact, "climate"):
+            session.reset()
+            residency.prompt_begins()
+            session.prefill(tokens)
+            residency.prompt_read()
+            residency.at_rest()
+        residency.set_budget(SLOTS * 24576)
+        session.reset()
+        residency.prompt_begins()
+        session.prefill(prompts(artifact, "navigation")[0])
+        residency.prompt_read()
+        costs = {c.name: c.total.hits + c.total.misses for c in residency.ledger.by_class()}
+        assert costs.pop("navigation") > 0 and not any(costs.values())
 
 
 def test_hot_experts_of_the_layers_ahead_come_first(
@@ -191,7 +240,7 @@ def test_nobody_looks_on_when_a_prompt_is_over(
 def test_costs_count_for_the_class_of_the_prompt(
     demo_artifact: Path, activation_map: ActivationMap
 ) -> None:
-    """From its first token on after a rest; a new model goes on counting."""
+    """From its first token on; a new model goes on counting."""
     artifact = Artifact.open(demo_artifact)
     climate, navigation = (prompts(artifact, name)[0] for name in ("climate", "navigation"))
     with Model(artifact) as model:
@@ -205,6 +254,7 @@ def test_costs_count_for_the_class_of_the_prompt(
         return sum(c.hits + c.misses for c in model.expert_counters())
 
     with residency.open(artifact, 2) as model, model.open_session(256) as session:
+        residency.prompt_begins()
         session.prefill(climate)
         residency.prompt_read()
         prompt = asked_of(model)
@@ -218,14 +268,71 @@ def test_costs_count_for_the_class_of_the_prompt(
         assert asked()[None] == asked_of(model) - answer > 0
         others = asked_of(model)
     with residency.open(artifact, 2) as model, model.open_session(256) as session:
-        session.prefill(2 * climate)
-        residency.at_rest()  # so that it does not hide what comes
-        session.reset()
+        residency.prompt_begins()
+        session.prefill(climate)
+        residency.prompt_read()
+        for token in climate:  # of an answer that goes on
+            session.step([token])
         before = asked_of(model)
-        session.prefill(navigation)
+        residency.prompt_begins()
+        assert asked()["climate"] == answer + before
+        with model.open_session(256) as other:
+            other.prefill(navigation)
         residency.prompt_read()
         assert asked()["navigation"] == asked_of(model) - before > 0
         assert sum(asked().values()) == others + asked_of(model)
+
+
+def test_nothing_that_experts_cost_is_lost(
+    demo_artifact: Path, activation_map: ActivationMap
+) -> None:
+    """At rest, when the budget changes during a request, and when the model is closed."""
+    artifact = Artifact.open(demo_artifact)
+    residency = Residency(SLOTS * 24576, 2, activation_map)
+
+    def counted() -> tuple[int, int]:
+        totals = [costs.total for costs in residency.ledger.by_class()]
+        return sum(t.hits + t.misses for t in totals), sum(t.bytes for t in totals)
+
+    def cost(model: Model) -> tuple[int, int]:
+        costs = model.expert_counters()
+        return sum(c.hits + c.misses for c in costs), sum(c.bytes for c in costs)
+
+    with residency.open(artifact, 2) as model, model.open_session(256) as session:
+        settled(model)
+        assert counted() == cost(model) == (0, SLOTS * 24576)
+        residency.set_budget(2 * SLOTS * 24576)
+        settled(model, 2 * SLOTS)
+        assert counted() == cost(model) == (0, 2 * SLOTS * 24576)
+        residency.prompt_begins()
+        session.prefill(prompts(artifact, "climate")[0])
+        residency.prompt_read()
+        session.step([1])
+        residency.set_budget(None)
+        session.step([1])
+        residency.at_rest()
+        assert counted() == cost(model)
+        residency.set_budget(SLOTS * 24576)
+        residency.prompt_begins()
+        session.step([1])
+    residency.at_rest()
+    assert counted() == cost(model)
+
+
+def test_asking_at_rest_changes_no_class(
+    demo_artifact: Path, activation_map: ActivationMap
+) -> None:
+    """What was read ahead before a prompt is of none, whether or not anybody asked."""
+    artifact = Artifact.open(demo_artifact)
+    for asks in (False, True):
+        residency = Residency(SLOTS * 24576, 2, activation_map)
+        with residency.open(artifact, 2) as model:
+            settled(model)
+            if asks:
+                residency.ledger.by_class()
+            residency.prompt_begins()
+            costs = {c.name: c.total.bytes for c in residency.ledger.by_class()}
+            assert costs.pop(None) == SLOTS * 24576 and not any(costs.values())
 
 
 def test_a_budget_below_the_token_demand_warns_once(

@@ -23,6 +23,7 @@ from emberd.daemon.server.run import take_reload
 from emberd.daemon.server.service import load_service
 from emberd.daemon.shortcuts import Shortcuts
 
+MODEL = Path(__file__).parents[3] / "firmware_assets" / "demo" / "model"
 EXPERT_BYTES = 24576  # of the embedded model, 64 of them
 BODY = {
     "messages": [{"role": "user", "content": "Set the driver temperature to 23"}],
@@ -120,6 +121,23 @@ def test_shortcuts_outlive_the_models_and_are_changed_with_the_budget_or_not_at_
             model.step_batch([session], [token])
         assert sum(counters.substituted for counters in model.expert_counters()) == 0
     assert substituted() == 0
+
+
+def test_shortcuts_that_the_model_cannot_take_are_refused_while_it_is_closed(
+    tmp_path: Path,
+) -> None:
+    from emberd.compile.build import build
+
+    build(MODEL, tmp_path / "artifact", "host", "q4", chunk_sizes=(1,), disabled=["moa_fusion"])
+    residency = Residency(16 * EXPERT_BYTES, 1)
+    artifact = Artifact.open(tmp_path / "artifact")
+    residency.open(artifact, 1).close()
+    for shortcuts in (Shortcuts(routing_margin=0.1), Shortcuts(stall_deadline=0.001)):
+        with pytest.raises(EmberdError, match="needs an artifact built with moa_fusion"):
+            residency.change(8 * EXPERT_BYTES, shortcuts)
+    assert residency.budget == 16 * EXPERT_BYTES
+    residency.change(8 * EXPERT_BYTES, Shortcuts(stall_weight=0.5))
+    residency.open(artifact, 1).close()
 
 
 async def test_a_reload_that_fails_unexpectedly_is_told_and_changes_nothing(

@@ -58,6 +58,8 @@ async def test_a_rest_begins_when_the_last_request_ends(start: Any, tokenizer: A
         await _consume(engine.submit(_request([poison], 5)))
     await daemon.idle()
     assert told[5:] == 2 * ["prompt_begins", "at_rest"]
+    engine.close()
+    assert told[9:] == ["at_rest"]
 
 
 async def test_prompts_take_turns(start: Any) -> None:
