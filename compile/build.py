@@ -14,6 +14,7 @@ from emberd.compile.converted import MODEL_FILE, ConvertedModel
 from emberd.compile.isa.isa import ISAS, host_isas
 from emberd.compile.package import write_artifact
 from emberd.compile.pipeline import OPTIONAL_PASSES, check_optional, compile_blocks
+from emberd.compile.predict.network import TrainedNetwork, read_network
 from emberd.compile.quantize.formats import FORMATS
 from emberd.compile.quantize.recipes import RECIPES, Recipe
 from emberd.compile.texts import text_files
@@ -37,12 +38,14 @@ def build(
     name: str | None = None,
     disabled: Collection[str] = (),
     activation_map: Path | None = None,
+    predictor: Path | None = None,
 ) -> list[str]:
     """Build an artifact; returns what the passes did, a line each.
 
     `target` "host" compiles for the best instruction set of this machine only; a named target for
     all of its instruction sets. `disabled` names optional passes to leave out; `activation_map` a
-    file by which to order experts.bin. Raises EmberdError; nothing is then left at `destination`.
+    file by which to order experts.bin; `predictor` that of a network which says what tokens will
+    choose, to be compiled likewise. Raises EmberdError; nothing is then left at `destination`.
     """
     check_optional(disabled)
     try:
@@ -62,6 +65,7 @@ def build(
         _check_formats(model, RECIPES[recipe])
         texts = text_files(model.folder)
         found_map = None if activation_map is None else _read_map(activation_map, model)
+        network = None if predictor is None else _read_predictor(predictor, model)
         with tqdm(desc="build", unit=" steps", disable=not sys.stderr.isatty()) as bar:
 
             def progress(label: str) -> None:
@@ -87,6 +91,7 @@ def build(
                 texts,
                 progress,
                 found_map,
+                network,
             )
     return compiled.report
 
@@ -103,14 +108,26 @@ def _reported() -> Iterator[None]:
 def _read_map(path: Path, model: ConvertedModel) -> ActivationMap:
     """Raises EmberdError before any work where the map cannot be of the model."""
     found = ActivationMap.read(path)
+    _check_shape(path, (found.layers, found.experts, found.top_k), model)
+    return found
+
+
+def _read_predictor(path: Path, model: ConvertedModel) -> TrainedNetwork:
+    """Raises EmberdError before any work where the network cannot be of the model."""
+    found = read_network(path)
+    _check_shape(path, found.shape, model)
+    return found
+
+
+def _check_shape(path: Path, made_for: tuple[int, int, int], model: ConvertedModel) -> None:
+    """Of layers, experts of each, top_k. Raises EmberdError."""
     dimensions = model.dimensions
     shape = dimensions.layers, dimensions.moe.experts, dimensions.moe.top_k
-    if (found.layers, found.experts, found.top_k) != shape:
+    if made_for != shape:
         raise EmberdError(
-            f"{path}: made for {found.layers} layers of {found.experts} experts, {found.top_k} "
+            f"{path}: made for {made_for[0]} layers of {made_for[1]} experts, {made_for[2]} "
             f"of them a token; this model has {shape[0]} of {shape[1]}, {shape[2]} a token"
         )
-    return found
 
 
 def _check_formats(model: ConvertedModel, recipe: Recipe) -> None:
@@ -144,6 +161,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="activation map of this model (emberc profile): orders experts.bin, and is shipped",
     )
+    parser.add_argument(
+        "--predictor",
+        type=Path,
+        metavar="FILE.onnx",
+        help="network that emberc profile --train wrote for this model: compiled, and shipped for "
+        "the policies that need one",
+    )
     parser.add_argument("--dump", type=Path, help="write the IR after each phase to this folder")
 
 
@@ -157,6 +181,7 @@ def run(arguments: argparse.Namespace) -> None:
         name=arguments.name,
         disabled=arguments.disable,
         activation_map=arguments.map,
+        predictor=arguments.predictor,
     )
     for line in lines:
         print(line)

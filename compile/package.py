@@ -18,8 +18,11 @@ from emberd.compile.layout import Layout, Placed, aligned, lay_out
 from emberd.compile.link import build_library
 from emberd.compile.parallel import in_order
 from emberd.compile.pipeline import CompiledBlocks
+from emberd.compile.predict.compiled import build_predictor
+from emberd.compile.predict.network import TrainedNetwork
 from emberd.compile.quantize.formats import FORMATS, Bytes, pack_expert
 from emberd.compile.quantize.recipes import Recipe
+from emberd.compile.residency.trace import TraceHeader
 from emberd.daemon.activation_map import MAP_FILE, ActivationMap, Expert
 from emberd.daemon.artifact import EXPERTS, WEIGHTS, ArtifactWriter, HashingFile, ModelDescription
 from emberd.daemon.errors import EmberdError
@@ -38,14 +41,15 @@ def write_artifact(
     texts: Mapping[str, bytes],
     progress: Callable[[str], None] = lambda _label: None,
     activation_map: ActivationMap | None = None,
+    predictor: TrainedNetwork | None = None,
 ) -> None:
     """Write the artifact of `model` at `destination`, complete or not at all.
 
     `texts` are its text files by name; `activation_map` decides the order of experts.bin, and goes
-    into the artifact.
+    into the artifact; so does the `predictor`, compiled.
 
     Raises EmberdError when a weight cannot be packed or a file cannot be written, and when the
-    map turns out to be of another model.
+    map or the predictor turns out to be of another model.
     """
     layout = lay_out(model, recipe, compiled, activation_map)
     dimensions = model.dimensions
@@ -76,8 +80,22 @@ def write_artifact(
         if activation_map is not None:
             activation_map.check_model(identity)
             writer.write_file(MAP_FILE, activation_map.to_bytes())
+        if predictor is not None:
+            predictor.check_model(identity)
+            progress("predictor")
+            header = _traced(model, layout, identity)
+            graph = predictor.graph
+            writer.add_predictor(
+                lambda path: build_predictor(graph, header, path, isas, target.name)
+            )
         for name, data in texts.items():
             writer.write_file(name, data)
+
+
+def _traced(model: ConvertedModel, layout: Layout, identity: str) -> TraceHeader:
+    """What traces of the model say of it."""
+    layers, moe = model.dimensions.layers, model.dimensions.moe
+    return TraceHeader(identity, layers, moe.experts, moe.top_k, layout.expert_bytes)
 
 
 def _details(model: ConvertedModel, layout: Layout) -> dict[str, Any]:

@@ -8,6 +8,7 @@
     vocabulary.msgpack     the tokenizer, compiled (daemon/vocabulary.py)
     chat_template.jinja ...  the text files of the checkpoint, unchanged
     expert_activation_map.bin   if it was built with one (daemon/activation_map.py)
+    predictor/             likewise: an artifact, of a network that says which experts come next
 
 Small files are read whole, checked against the manifest, and it is those very bytes that are used.
 """
@@ -24,7 +25,7 @@ import shutil
 import stat
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from emberd.daemon.manifest import (
     EXPERTS,
     LARGE,
     MANIFEST,
+    PREDICTOR,
     PROGRAM,
     WEIGHTS,
     FileEntry,
@@ -75,8 +77,9 @@ class Artifact:
     """An artifact opened for use: checked, small files in memory, large files by descriptor.
 
     Attributes: `path`; `model`; `target` (name); `expert_policy` (name, or empty); `digest` (hex
-    BLAKE2b-256 of the manifest, which covers every byte of the artifact); `kernels` (the variant
-    chosen for this CPU); `kernel_library` (its bytes); `program`; `sizes` (bytes of every file).
+    BLAKE2b-256 of the manifest, which covers every byte of the artifact); `has_predictor`;
+    `kernels` (the variant chosen for this CPU); `kernel_library` (its bytes); `program`; `sizes`
+    (bytes of every file).
     """
 
     def __init__(self, path: Path, manifest: bytes) -> None:
@@ -87,6 +90,8 @@ class Artifact:
         self.target = parsed.target
         self.expert_policy = parsed.expert_policy
         self._files = parsed.files
+        self._predictor = parsed.predictor
+        self.has_predictor = bool(parsed.predictor)
         self.sizes = {name: entry.bytes for name, entry in self._files.items()}
         for name in LARGE:
             os.close(self.open_file(name))
@@ -125,6 +130,16 @@ class Artifact:
             raise EmberdError(f"{self.path} has no {name}")
         return self._small[name]
 
+    def predictor(self) -> Artifact:
+        """The network that says which experts come next, opened. Raises EmberdError where there is
+        none, or another one than was built."""
+        if not self.has_predictor:
+            raise EmberdError(f"{self.path} has no predictor")
+        found = Artifact.open(self.path / PREDICTOR)
+        if found.digest != self._predictor:
+            raise EmberdError(f"{found.path} is damaged: copy the artifact again")
+        return found
+
     def open_file(self, name: str) -> int:
         """A read-only descriptor of a file, of the size that the manifest states."""
         expected = self._files[name].bytes
@@ -139,7 +154,8 @@ class Artifact:
         return descriptor
 
     def verify_weights(self) -> None:
-        """Reads weights.bin and experts.bin through and compares their hashes with the manifest.
+        """Reads weights.bin and experts.bin through and compares their hashes with the manifest;
+        those of the predictor too.
 
         They are read from the disk, not from pages that are cached of writing them: so what is on
         it is checked, and a copy that was cached in small pages is cached in large ones after.
@@ -156,6 +172,8 @@ class Artifact:
                 raise EmberdError(f"{self.path / name}: {error.strerror}") from None
             if digest.hexdigest() != self._files[name].blake2b:
                 raise EmberdError(f"{self.path / name} is damaged: copy the artifact again")
+        if self.has_predictor:
+            self.predictor().verify_weights()
 
     def _read(self, name: str) -> bytes:
         entry = self._files[name]
@@ -223,6 +241,7 @@ class ArtifactWriter:
         self._expert_policy = expert_policy
         self._kernels: list[KernelVariant] = []
         self._files: dict[str, FileEntry] = {}
+        self._predictor = ""
         self._folder: Path | None = None
         self._lock = -1  # held while there is a process that writes the folder
 
@@ -292,6 +311,15 @@ class ArtifactWriter:
         self.write_file(variant.file, library)
         self._kernels.append(variant)
 
+    def add_predictor(self, write: Callable[[Path], None]) -> None:
+        """Adds the artifact that `write` makes at the path that it is given."""
+        assert self._folder is not None, "use ArtifactWriter in a with statement"
+        folder = self._folder / PREDICTOR
+        with _writing(folder), tempfile.TemporaryDirectory(dir=self._folder) as own:
+            write(Path(own) / PREDICTOR)  # writers lock the folder that they write to, and ours is
+            (Path(own) / PREDICTOR).rename(folder)
+        self._predictor = _hash(_read_manifest(folder))
+
     def set_identity(self, identity: str) -> None:
         """Says what the weights are (`ModelDescription.identity`), once they are written."""
         self._model = replace(self._model, identity=identity)
@@ -301,7 +329,12 @@ class ArtifactWriter:
         if missing or not self._kernels:
             raise ValueError(f"incomplete artifact: no {', '.join(missing) or 'kernels'}")
         manifest = Manifest(
-            self._model, self._target, self._expert_policy, tuple(self._kernels), self._files
+            self._model,
+            self._target,
+            self._expert_policy,
+            tuple(self._kernels),
+            self._files,
+            self._predictor,
         )
         with (folder / MANIFEST).open("xb") as file:
             file.write(manifest.to_bytes())

@@ -17,6 +17,7 @@ MANIFEST = "manifest.json"
 PROGRAM = "program.msgpack"
 WEIGHTS = "weights.bin"
 EXPERTS = "experts.bin"
+PREDICTOR = "predictor"
 LARGE = (WEIGHTS, EXPERTS)  # mapped; every other file is read whole
 
 
@@ -79,13 +80,15 @@ class FileEntry:
 @dataclass(frozen=True)
 class Manifest:
     """manifest.json. `expert_policy`: one of policies.POLICIES, empty where not known; `kernels`:
-    best first; `files`: every other file of the artifact, by name."""
+    best first; `files`: every other file of the artifact, by name; `predictor`: hex BLAKE2b-256 of
+    the manifest in the folder of that name, empty where there is none."""
 
     model: ModelDescription
     target: str
     expert_policy: str
     kernels: tuple[KernelVariant, ...]
     files: Mapping[str, FileEntry]
+    predictor: str = ""
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
@@ -110,11 +113,14 @@ class Manifest:
             expert_policy=record.string("expert_policy") if "expert_policy" in top else "",
             kernels=_kernels(record, files),
             files=files,
+            predictor=record.string("predictor") if "predictor" in top else "",
         )
 
     def to_bytes(self) -> bytes:
         """manifest.json; equal manifests give equal bytes."""
         top = {"format": FORMAT, "version": VERSION, "abi": ABI, **asdict(self)}
+        if not self.predictor:
+            del top["predictor"]
         return (json.dumps(top, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 

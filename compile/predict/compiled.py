@@ -44,11 +44,16 @@ _TIMES = 8
 
 
 def build_predictor(
-    network: onnx.ModelProto, header: TraceHeader, destination: Path, isas: Sequence[Isa]
+    network: onnx.ModelProto,
+    header: TraceHeader,
+    destination: Path,
+    isas: Sequence[Isa],
+    target: str = HOST,
 ) -> None:
     """Writes the artifact of a network (see network.to_onnx) for traces with this header.
 
-    `isas`: best first. Raises EmberdError when it cannot be written, or linking fails."""
+    `isas`: of the target called `target`, best first. Raises EmberdError when it cannot be written,
+    or linking fails."""
     network, weights = _with_weights_as_inputs(network)
     module = import_onnx(network, 1, _RECIPE.cache_dtype)
     module = keep_state([value.name for value in network.graph.output])(module)
@@ -68,7 +73,7 @@ def build_predictor(
         details={},
         identity=header.model,
     )
-    with ArtifactWriter(destination, description, target=HOST) as writer:
+    with ArtifactWriter(destination, description, target=target) as writer:
         writer.write_program(layout.program(rows, header.layers * header.experts))
         for isa in isas:
             writer.add_kernels(isa.name, isa.cpu_features, build_library(library, isa))

@@ -6,14 +6,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 from emberd.compile.isa.isa import host_isas
 from emberd.compile.predict.compiled import CompiledNetwork, build_predictor
-from emberd.compile.predict.network import FORMAT, VERSION, embedding_rows
+from emberd.compile.predict.network import embedding_rows, read_network
 from emberd.compile.predict.predictor import AHEAD, Scores
 from emberd.compile.residency.trace import CommandTrace, TraceHeader
-from emberd.daemon.errors import EmberdError
 
 
 class Lstm:
@@ -26,26 +24,14 @@ class Lstm:
     horizons = tuple(range(1, AHEAD + 1))
 
     def __init__(self, path: Path, header: TraceHeader) -> None:
-        try:
-            data = path.read_bytes()
-            model = onnx.load_model_from_string(data)
-            onnx.checker.check_model(model)
-            about = {entry.key: entry.value for entry in model.metadata_props}
-            known = (about["format"], about["version"]) == (FORMAT, VERSION)
-        except OSError as error:
-            raise EmberdError(f"{path}: cannot be read: {error.strerror}") from None
-        except Exception:  # protobuf and the checker raise types of their own
-            known = False
-        if not known:
-            raise EmberdError(f"{path}: not a predictor; emberc profile --train writes them")
-        if about.get("model") != header.model:
-            raise EmberdError(f"{path}: has learnt the routing of another model: train it again")
-        self._model, self._header = model, header
-        self._state_size = model.graph.input[1].type.tensor_type.shape.dim[1].dim_value
+        network = read_network(path)
+        network.check_model(header.model)
+        self._model, self._header = network.graph, header
+        self._state_size = self._model.graph.input[1].type.tensor_type.shape.dim[1].dim_value
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(
-            data, options, providers=["CPUExecutionProvider"]
+            self._model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
 
     def compiled_microseconds(self, command: CommandTrace) -> float:

@@ -15,6 +15,7 @@ layers, experts], `hidden_out`, `cell_out`. Its metadata name the model whose ro
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -56,6 +57,46 @@ class Weights:
 
     def named(self) -> dict[str, Floats]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """The graph of a file, and the identity of the model whose routing it has learnt."""
+
+    path: Path
+    graph: onnx.ModelProto
+    model: str
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Layers, experts of each, top_k."""
+        scores, rows = (
+            [dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
+            for value in (self.graph.graph.output[0], self.graph.graph.input[0])
+        )
+        return scores[1], scores[2], rows[0] // scores[1]
+
+    def check_model(self, model: str) -> None:
+        """Raises EmberdError where `model` is not the identity of the one it was made for."""
+        if self.model != model:
+            raise EmberdError(
+                f"{self.path}: has learnt the routing of another model: train it again"
+            )
+
+
+def read_network(path: Path) -> TrainedNetwork:
+    """Raises EmberdError when the file is none that `emberc profile --train` wrote."""
+    try:
+        graph = onnx.load_model_from_string(path.read_bytes())
+        onnx.checker.check_model(graph)
+        about = {entry.key: entry.value for entry in graph.metadata_props}
+        if (about["format"], about["version"]) == (FORMAT, VERSION):
+            return TrainedNetwork(path, graph, about["model"])
+    except OSError as error:
+        raise EmberdError(f"{path}: cannot be read: {error.strerror}") from None
+    except Exception:  # protobuf and the checker raise types of their own
+        pass
+    raise EmberdError(f"{path}: not a predictor; emberc profile --train writes them")
 
 
 def embedding_rows(ids: NDArray[np.integer], experts: int) -> NDArray[np.int32]:
