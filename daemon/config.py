@@ -81,7 +81,9 @@ _SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 def load(path: Path | None, overrides: dict[str, Any]) -> Config:
     """The file's settings, then those of ``overrides`` that are not None.
 
-    Raises EmberdError naming the file and the setting at fault.
+    Raises EmberdError naming the file and the setting at fault. An empty file is at fault too: it
+    is one that an editor still writes, or that a power cut left, and the defaults have neither its
+    key nor its budget.
     """
     settings = {} if path is None else _read(path)
     settings |= {name: value for name, value in overrides.items() if value is not None}
@@ -98,13 +100,16 @@ def _read(path: Path) -> dict[str, Any]:
     import yaml  # 15 ms that a daemon without a file saves
 
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        data = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise EmberdError(f"{path}: cannot be read: {error}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-99-99, or 5000 digits
         raise EmberdError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise EmberdError(f"{path}: nested too deep for settings such as 'port: 8080'") from None
+    if not text.strip():
+        raise EmberdError(f"{path}: empty; for the defaults write {{}}, or a comment (#) alone")
     if data is None:
         return {}
     if not isinstance(data, dict):

@@ -16,7 +16,12 @@ def test_settings_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
     loaded = config.load(path, {"port": 9001, "host": None})
     assert (loaded.port, loaded.slots, loaded.drain_seconds) == (9001, 4, 5.0)
     assert loaded.host == "127.0.0.1"
-    path.write_text("")
+
+
+@pytest.mark.parametrize("text", ["# port: 9000\n", "{}", "---\n"])
+def test_a_file_may_leave_all_settings_at_their_defaults(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "emberd.yaml"
+    path.write_text(text)
     assert config.load(path, {}) == config.Config()
 
 
@@ -60,6 +65,8 @@ def test_settings_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
         ("stall_deadline: 1" + "0" * 400, "stall_deadline: expected 0 to 60000"),
         ("[" * 20_000, "nested too deep"),
         ("slots: 0", "slots: expected 1 to 256"),
+        ("", "empty; for the defaults write {}, or a comment"),
+        (" \n\n", "empty; for the defaults write {}, or a comment"),
         ("- a", "expected settings"),
         ("a: [", "not YAML"),
         ("1: 2", "unknown setting 1"),

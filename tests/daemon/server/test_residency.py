@@ -90,6 +90,12 @@ async def test_a_reload_changes_the_budget_and_no_answer(
             ):
                 line = (await asyncio.wait_for(process.stderr.readline(), 10)).decode()
                 assert line.startswith(f"emberd: {log}")
+            path.write_text("")  # an editor begins to write it
+            process.send_signal(signal.SIGHUP)
+            line = (await asyncio.wait_for(process.stderr.readline(), 10)).decode()
+            assert line.startswith(f"emberd: the configuration was not reloaded: {path}: empty;")
+            values = await _metrics(http, url)
+            assert values["emberd_expert_budget_bytes"] == 1_572_864
     finally:
         process.terminate()
         await process.wait()
