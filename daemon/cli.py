@@ -68,7 +68,8 @@ def _serve(options: argparse.Namespace) -> None:
     disk is waited for. Where it is fast they come afterwards: two threads that take turns at the
     interpreter lock need longer than one after the other.
 
-    SIGHUP, which would end the process, waits until it can be served.
+    SIGHUP, which would end the process, waits from here until it can be served; what sends one
+    earlier has to await readiness first, as systemd does (see emberd.service).
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     from concurrent.futures import ThreadPoolExecutor, wait
