@@ -28,7 +28,7 @@ from emberd.daemon.errors import EmberdError
 from emberd.daemon.machine import physical_cpus
 from emberd.targets.registry import HOST, Target, UnknownTargetError, find_target
 
-_COMPARED = ("q8", "q4", "q4a8")  # the most faithful first
+_USUAL_DISKS = (100_000_000, 400_000_000, 2_000_000_000)  # cards, SATA, NVMe: bytes per second
 _CONTEXT = 4096
 _SESSIONS = 2
 _SHOWN_GAIN = 1.02
@@ -37,17 +37,24 @@ _SAME = 0.9  # of the fastest recipe's rate is as good as fast
 
 @dataclass(frozen=True)
 class Choice:
-    """What a recipe comes to on the device."""
+    """What a recipe comes to on the device; `rates`: tokens per second with each of the plan's
+    disks, None where the model cannot run."""
 
     recipe: str
     sizes: Sizes
     estimate: Estimate
+    rates: list[float | None]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all experts are in memory."""
+        return self.estimate.slots == self.sizes.bank
 
     @property
     def verdict(self) -> str:
         if self.estimate.hit_rate is None:
             return "does not fit"
-        if self.estimate.slots == self.sizes.bank:
+        if self.whole:
             return "fits whole"
         if self.estimate.slots < self.sizes.token_demand:
             return "below token_demand"
@@ -64,13 +71,15 @@ class Help:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that `emberc plan` says. `best`: a recipe, None where no recipe fits."""
+    """Everything that `emberc plan` says. `disks`: bytes per second, the device's or some usual
+    ones; `best`: a recipe, None where no recipe fits, or where it is another for another disk."""
 
     model: str
     target: str
     device: Device
     use: Use
     assumption: str
+    disks: list[int]
     choices: list[Choice]
     best: str | None
     helps: list[Help]
@@ -81,11 +90,11 @@ def make_plan(
     target: Target,
     device: Device,
     use: Use,
-    recipes: Sequence[str] = _COMPARED,
+    recipes: Sequence[str] = tuple(RECIPES),
     activation_map: ActivationMap | None = None,
 ) -> Plan:
-    """The plan for `model`; nothing of its weights is read. Raises EmberdError where a recipe
-    cannot take it, or the map is of a model of another shape."""
+    """The plan for `model`; nothing of its weights is read. `recipes`: the most faithful first.
+    Raises EmberdError where a recipe cannot take it, or the map is of a model of another shape."""
     moe = model.dimensions.moe
     shape = model.dimensions.layers, moe.experts, moe.top_k
     found = activation_map
@@ -94,19 +103,22 @@ def make_plan(
             f"the activation map is of {found.layers} layers of {found.experts} experts, this "
             f"model has {shape[0]} of {shape[1]}"
         )
+    disks = list(_USUAL_DISKS) if device.disk is None else [device.disk]
     choices = []
     for name in recipes:
         compiled = compile_blocks(model, RECIPES[name], ISAS[target.isas[0]], list(CHUNK_SIZES))
         layout = lay_out(model, RECIPES[name], compiled)
         sizes = Sizes.of(layout, *shape, model.dimensions.vocab_size)
-        choices.append(Choice(name, sizes, estimate(sizes, device, use, found)))
-    best = _best(choices)
+        made = estimate(sizes, device, use, found)
+        choices.append(Choice(name, sizes, made, [made.tokens_per_second(disk) for disk in disks]))
+    best = _best(choices, len(disks))
     return Plan(
         model=model.name,
         target=target.name,
         device=device,
         use=use,
         assumption=_assumption(found),
+        disks=disks,
         choices=choices,
         best=None if best is None else best.recipe,
         helps=[] if best is None else _helps(best, choices, device, use, found),
@@ -116,30 +128,41 @@ def make_plan(
 def text(plan: Plan) -> str:
     """The plan for people."""
     device, use = plan.device, plan.use
+    disk = "" if device.disk is None else f", disk read at {size(device.disk)}/s"
+    heads = ["tok/s"] if device.disk else [f"{size(rate)}/s" for rate in plan.disks]
     lines = [
         f"{plan.model} on {plan.target}: {size(device.memory)} of memory read at "
-        f"{size(device.bandwidth)}/s, disk read at {size(device.disk)}/s",
+        f"{size(device.bandwidth)}/s{disk}",
         f"{use.sessions} x {use.context} tokens of context; rates are of a session at its end",
         "",
-        f"{'recipe':<7}{'on disk':>10}{'beside experts':>16}{'experts in memory':>22}"
-        f"{'hits':>7}{'tok/s':>8}  ",
+        f"{'recipe':<7}{'on disk':>10}{'beside experts':>16}{'experts in memory':>19}"
+        f"{'hits':>7}{'read a token':>14}{''.join(f'{head:>13}' for head in heads)}",
     ]
     for choice in plan.choices:
         sizes, made = choice.sizes, choice.estimate
         slots = f"{made.slots} of {sizes.bank}"
         hits = "" if made.hit_rate is None else f"{made.hit_rate:.0%}"
-        rate = "" if made.hit_rate is None else _shown(_rate(made))
+        read = "" if made.hit_rate is None else size(made.read_bytes)
+        rates = "".join(f"{'' if rate is None else _shown(rate):>13}" for rate in choice.rates)
         lines.append(
             f"{choice.recipe:<7}{size(sizes.weights_bytes + sizes.bank_bytes):>10}"
-            f"{size(made.fixed_bytes):>16}{slots:>22}{hits:>7}{rate:>8}  {choice.verdict}"
+            f"{size(made.fixed_bytes):>16}{slots:>19}{hits:>7}{read:>14}{rates}  {choice.verdict}"
         )
     lines += ["", f"hits: {plan.assumption}"]
+    if device.disk is None:
+        lines.append("rates: tok/s with disks read at so much, for want of --disk")
     if plan.best is None:
-        least = min(choice.estimate.fixed_bytes for choice in plan.choices)
-        lines += ["", f"does not fit: at least {size(least)} are needed beside the experts"]
-        return "\n".join(lines)
+        return "\n".join([*lines, "", _undecided(plan)])
     best = next(choice for choice in plan.choices if choice.recipe == plan.best)
     return "\n".join([*lines, "", *_explained(best, plan), *_helped(best, plan)])
+
+
+def _undecided(plan: Plan) -> str:
+    """Why no recipe is the best."""
+    if any(choice.estimate.hit_rate is not None for choice in plan.choices):
+        return "which recipe is best depends on the disk: give --disk"
+    least = min(choice.estimate.fixed_bytes for choice in plan.choices)
+    return f"does not fit: at least {size(least)} are needed beside the experts"
 
 
 def _explained(best: Choice, plan: Plan) -> Iterator[str]:
@@ -155,35 +178,46 @@ def _explained(best: Choice, plan: Plan) -> Iterator[str]:
     )
     demand = sizes.token_demand
     yield f"  a token   token_demand {demand} experts, {size(demand * sizes.expert_bytes)}"
+    disk, missed = plan.device.disk, made.read_bytes / sizes.expert_bytes
+    took = f"{1000 * made.read_bytes / disk:.1f} ms to read " if disk else ""
     yield (
-        f"            {1000 * made.memory_seconds:.1f} ms to read memory, "
-        f"{1000 * made.disk_seconds:.1f} ms to read {(1 - (made.hit_rate or 0)) * demand:.1f} "
+        f"            {1000 * made.memory_seconds:.1f} ms to read memory, {took}{missed:.1f} "
         "experts from disk"
     )
     missing = (sizes.bank - made.slots) * sizes.expert_bytes
     if missing:
+        took = f": {missing / disk:.1f} s" if disk else ""
         yield (
-            f"  a prompt  reads up to {size(missing)} once for every {CHUNK_SIZES[-1]} tokens: "
-            f"{missing / plan.device.disk:.1f} s"
+            f"  a prompt  reads up to {size(missing)} once for every {CHUNK_SIZES[-1]} tokens{took}"
         )
 
 
 def _helped(best: Choice, plan: Plan) -> Iterator[str]:
     if plan.helps:
         yield "what would help most"
+    before = _shown(_rate(best.estimate, plan.device.disk))
     for entry in plan.helps:
-        before, after = _shown(_rate(best.estimate)), _shown(entry.tokens_per_second)
+        after = _shown(entry.tokens_per_second)
         yield f"  {entry.change}: {before} -> {after} tok/s"
 
 
-def _best(choices: Sequence[Choice]) -> Choice | None:
-    """The most faithful recipe that fits whole, else the most faithful of the fast ones."""
+def _best(choices: Sequence[Choice], disks: int) -> Choice | None:
+    """The most faithful recipe that fits whole, else the most faithful of the fast ones, if it is
+    the same with all disks. Floats, which are for checking, only where nothing else is compared.
+    """
     running = [choice for choice in choices if choice.estimate.hit_rate is not None]
-    whole = [choice for choice in running if choice.estimate.slots == choice.sizes.bank]
-    if whole:
+    served = [c for c in running if RECIPES[c.recipe].activations != "float32"] or running
+    if whole := [choice for choice in served if choice.whole]:
         return whole[0]
-    fastest = max((_rate(choice.estimate) for choice in running), default=0.0)
-    return next((c for c in running if _rate(c.estimate) >= _SAME * fastest), None)
+    fast = [_fast(served, disk) for disk in range(disks) if served]
+    return fast[0] if fast and all(choice is fast[0] for choice in fast) else None
+
+
+def _fast(choices: Sequence[Choice], disk: int) -> Choice:
+    """The most faithful that is about as fast as the fastest with one of the plan's disks."""
+    rates = [choice.rates[disk] or 0.0 for choice in choices]
+    fastest = max(rates)
+    return next(c for c, rate in zip(choices, rates, strict=True) if rate >= _SAME * fastest)
 
 
 def _helps(
@@ -193,13 +227,16 @@ def _helps(
     use: Use,
     found: ActivationMap | None,
 ) -> list[Help]:
-    """Changes that matter, the best first."""
-    sizes = best.sizes
+    """Changes that matter, the best first; none where the disk's rate would matter, unknown."""
+    sizes, now = best.sizes, _rate(best.estimate, device.disk)
+    if not now:
+        return []
+    disk = None if device.disk is None else 2 * device.disk
     whole = sizes.fixed_bytes(use) + sizes.bank_bytes
     changed = [
         ("half as much memory again", replace(device, memory=device.memory * 3 // 2), use),
         (f"memory for all experts ({size(whole)})", replace(device, memory=whole), use),
-        ("a disk twice as fast", replace(device, disk=2 * device.disk), use),
+        ("a disk twice as fast", replace(device, disk=disk), use),
         ("memory twice as fast", replace(device, bandwidth=2 * device.bandwidth), use),
         ("one session", device, replace(use, sessions=1)),
         ("half the context", device, replace(use, context=use.context // 2)),
@@ -208,19 +245,19 @@ def _helps(
         Help(change, rate)
         for change, other, used in changed
         if other.memory >= device.memory
-        if (rate := _rate(estimate(sizes, other, used, found)))
+        if (rate := _rate(estimate(sizes, other, used, found), other.disk))
     ]
-    helps += [Help(f"recipe {choice.recipe}", _rate(choice.estimate)) for choice in choices]
-    least = _rate(best.estimate) * _SHOWN_GAIN
+    helps += [Help(f"recipe {c.recipe}", _rate(c.estimate, device.disk)) for c in choices]
+    least = now * _SHOWN_GAIN
     return sorted(
         (entry for entry in helps if entry.tokens_per_second > least),
         key=lambda entry: -entry.tokens_per_second,
     )
 
 
-def _rate(made: Estimate) -> float:
-    """Tokens per second, 0 where the model cannot run."""
-    return made.tokens_per_second or 0.0
+def _rate(made: Estimate, disk: int | None) -> float:
+    """Tokens per second, 0 where there are none, or none known."""
+    return made.tokens_per_second(disk) or 0.0
 
 
 def _shown(rate: float) -> str:
@@ -250,8 +287,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="checkpoint folder, or a converted model")
     parser.add_argument("--target", default=HOST, help="target name, or host (this machine)")
     parser.add_argument("--memory", required=True, metavar="SIZE", help="for the daemon, as in 6G")
+    usual = ", ".join(f"{rate // 10**6}MB/s" for rate in _USUAL_DISKS)
     parser.add_argument(
-        "--disk", required=True, metavar="RATE", help="what the disk is read at, as in 400MB/s"
+        "--disk",
+        metavar="RATE",
+        help=f"what the disk is read at, as in 400MB/s (default: rates for {usual})",
     )
     parser.add_argument(
         "--bandwidth",
@@ -259,7 +299,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what memory is read at (default: measured here, if this machine is of the target)",
     )
     parser.add_argument(
-        "--recipe", choices=RECIPES, help=f"(default: compare {', '.join(_COMPARED)})"
+        "--recipe", choices=RECIPES, help=f"(default: compare {', '.join(RECIPES)})"
     )
     parser.add_argument("--map", type=Path, help="activation map of the model, for the hit rate")
     parser.add_argument(
@@ -276,12 +316,13 @@ def run(arguments: argparse.Namespace) -> None:
         target = find_target(arguments.target)
     except UnknownTargetError as error:
         raise EmberdError(str(error)) from None
-    memory, disk = read_size(arguments.memory), read_rate(arguments.disk)
+    memory = read_size(arguments.memory)
+    disk = None if arguments.disk is None else read_rate(arguments.disk)
     found = None if arguments.map is None else ActivationMap.read(arguments.map)
     with _opened(arguments.source) as model:
         use = _use(arguments, model.dimensions.max_context)
-        device = Device(memory, disk, _bandwidth(arguments.bandwidth, target))
-        recipes = _COMPARED if arguments.recipe is None else (arguments.recipe,)
+        device = Device(memory, _bandwidth(arguments.bandwidth, target), disk)
+        recipes = tuple(RECIPES) if arguments.recipe is None else (arguments.recipe,)
         plan = make_plan(model, target, device, use, recipes, found)
     print(json.dumps(_members(plan), indent=2) if arguments.json else text(plan))
 
@@ -312,6 +353,5 @@ def _members(plan: Plan) -> dict[str, Any]:
     members = asdict(plan)
     for choice, entry in zip(plan.choices, members["choices"], strict=True):
         entry["verdict"] = choice.verdict
-        entry["estimate"]["tokens_per_second"] = choice.estimate.tokens_per_second
         entry["sizes"]["token_demand_bytes"] = choice.sizes.token_demand * choice.sizes.expert_bytes
     return members

@@ -17,11 +17,12 @@ REACHED = 0.8
 
 @dataclass(frozen=True)
 class Device:
-    """Bytes of memory for the daemon; bytes per second that disk and memory are read at."""
+    """Bytes of memory for the daemon; bytes per second that memory is read at, and the disk (None:
+    not known)."""
 
     memory: int
-    disk: int
     bandwidth: int
+    disk: int | None
 
 
 @dataclass(frozen=True)
@@ -89,20 +90,22 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Estimate:
-    """`slots`: experts in memory; `hit_rate` and `tokens_per_second` are None where the model
-    cannot run. Times are of one decoded token."""
+    """`slots`: experts in memory; `hit_rate` is None where the model cannot run. One decoded token
+    takes `memory_seconds` to read memory and reads `read_bytes` from the disk."""
 
     fixed_bytes: int
     slots: int
     hit_rate: float | None
     memory_seconds: float
-    disk_seconds: float
+    read_bytes: float
 
-    @property
-    def tokens_per_second(self) -> float | None:
-        if self.hit_rate is None:
+    def tokens_per_second(self, disk: int | None) -> float | None:
+        """With a disk that is read at so many bytes per second. Reading from it and computing are
+        taken to follow one another. None where the model cannot run, or the disk's rate would
+        matter and is not known."""
+        if self.hit_rate is None or (disk is None and self.read_bytes):
             return None
-        return 1 / (self.memory_seconds + self.disk_seconds)
+        return 1 / (self.memory_seconds + (self.read_bytes / disk if disk else 0.0))
 
 
 def estimate(
@@ -112,7 +115,7 @@ def estimate(
 
     With a map: the hits of the experts that it has most mass for, by class, weighted by the
     priors. Without: all experts are taken to be equally likely, and none to be found again with
-    fewer slots than token_demand. Reading from disk and computing are taken to follow one another.
+    fewer slots than token_demand.
     """
     fixed = sizes.fixed_bytes(use)
     slots = min(sizes.bank, max(0, device.memory - fixed) // sizes.expert_bytes)
@@ -122,7 +125,7 @@ def estimate(
         return Estimate(fixed, slots, None, memory_seconds, 0.0)
     hit_rate = _hit_rate(sizes, slots, activation_map)
     missed = sizes.token_demand * (1 - hit_rate) * sizes.expert_bytes
-    return Estimate(fixed, slots, hit_rate, memory_seconds, missed / device.disk)
+    return Estimate(fixed, slots, hit_rate, memory_seconds, missed)
 
 
 def _hit_rate(sizes: Sizes, slots: int, activation_map: ActivationMap | None) -> float:

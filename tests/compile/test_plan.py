@@ -14,6 +14,8 @@ from emberd.compile import plan as plan_module
 from emberd.compile.build import build
 from emberd.compile.cli import main
 from emberd.compile.convert import convert
+from emberd.compile.quantize.recipes import RECIPES
+from emberd.compile.residency.estimate import Estimate, Sizes
 from emberd.compile.traffic import decode_traffic
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.program import Program, Section
@@ -93,15 +95,55 @@ def test_the_most_faithful_recipe_that_fits_is_best(
     checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = plan(checkpoint, capsys, "--memory", "1G")
-    q8, q4, q4a8 = made["choices"]
-    assert made["best"] == "q8"
-    assert [c["recipe"] for c in (q8, q4, q4a8)] == ["q8", "q4", "q4a8"]
+    choices = {choice["recipe"]: choice for choice in made["choices"]}
+    assert list(choices) == list(RECIPES)
+    assert choices["f32"]["verdict"] == "fits whole" and made["best"] == "q8"
+    q4 = choices["q4"]
     between = q4["estimate"]["fixed_bytes"] + BANK * q4["sizes"]["expert_bytes"]
     made = plan(checkpoint, capsys, "--memory", str(between))
     assert made["best"] == "q4"
     assert made["helps"][0]["tokens_per_second"] == max(
         entry["tokens_per_second"] for entry in made["helps"]
     )
+
+
+def test_without_a_disk_rates_are_told_for_usual_ones(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (whole,) = plan(checkpoint, capsys, "--memory", "1G", "--recipe", "q4")["choices"]
+    memory = str(whole["estimate"]["fixed_bytes"] + 16 * whole["sizes"]["expert_bytes"])
+    arguments = ["plan", str(checkpoint), "--bandwidth", "10GB/s", "--memory", memory]
+    assert main([*arguments, "--recipe", "q4", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    (choice,) = made["choices"]
+    assert made["device"]["disk"] is None and made["helps"] == []
+    for disk, rate in zip(made["disks"], choice["rates"], strict=True):
+        given = ("--memory", memory, "--recipe", "q4", "--disk", str(disk))
+        assert plan(checkpoint, capsys, *given)["choices"][0]["rates"] == [rate]
+    assert sorted(choice["rates"]) == choice["rates"] and len(set(choice["rates"])) == 3
+    assert choice["estimate"]["read_bytes"] == 4 * 2 * 0.5 * choice["sizes"]["expert_bytes"]
+    assert main([*arguments, "--recipe", "q4"]) == 0
+    text = capsys.readouterr().out
+    assert "400.00 MB/s" in text and "for want of --disk" in text
+    assert "to read memory, 4.0 experts from disk" in text
+
+
+def test_which_recipe_is_best_may_depend_on_the_disk(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here q8 is the one that computes faster, and the one that reads more."""
+    (q8,) = plan(checkpoint, capsys, "--memory", "1G", "--recipe", "q8")["choices"]
+
+    def estimated(sizes: Sizes, *_: object) -> Estimate:
+        if sizes.expert_bytes == q8["sizes"]["expert_bytes"]:
+            return Estimate(0, 8, 0.5, memory_seconds=0.01, read_bytes=4e6)
+        return Estimate(0, 8, 0.5, memory_seconds=0.02, read_bytes=1e6)
+
+    monkeypatch.setattr(plan_module, "estimate", estimated)
+    for disk, recipe in (("100MB/s", "q4"), ("2GB/s", "q8")):
+        assert plan(checkpoint, capsys, "--memory", "1G", "--disk", disk)["best"] == recipe
+    assert main(["plan", str(checkpoint), "--bandwidth", "10GB/s", "--memory", "1G"]) == 0
+    assert "which recipe is best depends on the disk: give --disk" in capsys.readouterr().out
 
 
 def test_the_text_says_what_to_use_and_what_would_help(
