@@ -77,9 +77,12 @@ def read_budget(text: str, header: TraceHeader) -> int:
     bank = header.layers * header.experts
     if text.endswith("%"):
         try:
-            slots = int(bank * float(text[:-1]) / 100)
+            share = float(text[:-1])
+            slots = int(bank * share / 100)
         except (ValueError, OverflowError):
-            raise EmberdError(f"--budget {text}: not a share such as 25%") from None
+            share = -1
+        if share < 0:
+            raise EmberdError(f"--budget {text}: not a share such as 25%")
     else:
         slots = read_size(text) // header.expert_bytes
     if slots < header.top_k:

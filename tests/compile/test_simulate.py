@@ -106,6 +106,7 @@ def test_a_plot_is_written(trace: Path, tmp_path: Path) -> None:
     [
         (["--budget", "1M"], "a token needs 2 of a layer at once"),
         (["--budget", "x%"], "not a share such as 25%"),
+        (["--budget=-5%"], "--budget -5%: not a share such as 25%"),
         (["--budget", "inf%"], "not a share such as 25%"),
         (["--budget", "6X"], "is not a size"),
         (["--policy", "map-pinned"], "--policy map-pinned: needs an activation map"),
