@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.version import VersionAction
@@ -43,11 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(
             f"emberc: error: the compiler is not installed ({error.name} is missing): "
-            "pip install 'emberd[compile]'",
+            "in a clone of emberd, pip install '.[compile]'",
             file=sys.stderr,
         )
         return EXIT_ERROR
-    command_parser = argparse.ArgumentParser(
+    command_parser = _CommandParser(
         prog=f"emberc {command}", description=_sentence(COMMANDS[command][1])
     )
     module.add_arguments(command_parser)
@@ -64,6 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone; keep the interpreter from flushing into the pipe once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """Where an option lacks its argument, says how to give one that looks like an option."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            message += "; one that begins with - is given as in --option=-5"
+        super().error(message)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -172,7 +172,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE.onnx",
         help="also train a network on --trace that predicts routing, for emberc predict and "
-        "simulate (needs torch: pip install 'emberd[train]')",
+        "simulate (needs torch: in a clone of emberd, pip install '.[train]')",
     )
     parser.add_argument(
         "--steps", type=int, default=_STEPS, help="of the training (default %(default)s)"
@@ -214,7 +214,7 @@ def _training() -> Callable[[Path, Path, int], None]:
         from emberd.compile.predict.train import train_on
     except ModuleNotFoundError as error:
         raise EmberdError(
-            f"--train: {error.name} is not installed: pip install 'emberd[train]'"
+            f"--train: {error.name} is not installed: in a clone of emberd, pip install '.[train]'"
         ) from None
     return train_on
 

@@ -145,7 +145,9 @@ def _load() -> ctypes.CDLL:
     candidates = [folder / f"_core{suffix}" for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in candidates if path.exists()), None)
     if path is None:
-        raise EmberdError(f"the native core is not built: no {candidates[0]}; pip install emberd")
+        raise EmberdError(
+            f"the native core is not built: no {candidates[0]}; in a clone of emberd, pip install ."
+        )
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     error = (ctypes.c_char_p, ctypes.c_size_t)

@@ -50,6 +50,14 @@ def test_misuse_shows_the_usage(arguments: list[str], capsys: pytest.CaptureFixt
     assert "usage: emberc" in capsys.readouterr().err
 
 
+def test_a_value_that_looks_like_an_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["simulate", "trace", "--budget", "-5%"])
+    assert raised.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith("one that begins with - is given as in --option=-5")
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["inspect", "--help"], ["convert", "--help"]])
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
@@ -112,4 +120,4 @@ def test_a_device_install_says_how_to_get_the_compiler(
 ) -> None:
     monkeypatch.setitem(cli.COMMANDS, "inspect", ("emberd.compile.no_such_module", "inspect"))
     assert cli.main(["inspect", "model"]) == cli.EXIT_ERROR
-    assert "pip install 'emberd[compile]'" in capsys.readouterr().err
+    assert "in a clone of emberd, pip install '.[compile]'" in capsys.readouterr().err
