@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
+from emberd.compile.block_program import BlockProgram, extract
 from emberd.compile.converted import ConvertedModel
 from emberd.compile.isa.isa import Isa
 from emberd.compile.passes.bound_logits import bound_logits
@@ -27,7 +28,6 @@ from emberd.compile.passes.plan_memory import lower_remaining, plan_memory
 from emberd.compile.passes.quantise import quantise
 from emberd.compile.passes.rewrite import report
 from emberd.compile.passes.simplify_gather import simplify_gather
-from emberd.compile.program import BlockProgram, extract
 from emberd.compile.quantize.recipes import Recipe
 from emberd.daemon.errors import EmberdError
 from tvm import tirx

@@ -7,175 +7,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import tvm
+from emberd.compile.block_program import CACHES, ITEM_BYTES, BlockProgram, Tensor
 from emberd.compile.converted import BlockInstance, ConvertedModel
+from emberd.compile.next_layer import ask_next_layer
 from emberd.compile.passes.lower_kernels import ACQUIRE_EXPERTS
 from emberd.compile.passes.quantise import BANK, EXPERT_TABLE
-from emberd.daemon.errors import EmberdError
 from emberd.daemon.program import BOUND_BLOCK, Buffer, Program, Section, Sequence, Step, StepKind
-from tvm import relax
-from tvm.ir.expr import GenericConst
 
 ALIGNMENT = 64
-_CACHES = ("key_cache", "value_cache")
-_OUTPUTS = ("output", "bounds")  # results of a block that are not a state; bounds: of the head
-_NOT_OF_TOKENS = (*_CACHES, BANK)  # their first dimension is another that kernels leave open
-ITEM_BYTES = {"float32": 4, "int32": 4, "int64": 8, "int16": 2, "int8": 1, "uint8": 1}
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor of a planned function: which storage it lies in, where, and its type.
-
-    `storage`: a parameter's name, the number of a planned storage, or one of _OUTPUTS;
-    `token_rows`: rows of each token, for the argument of a kernel that takes any number of tokens,
-    else 0.
-    """
-
-    storage: str | int
-    offset: int
-    dtype: str
-    shape: tuple[int, ...]
-    token_rows: int = 0
-
-
-@dataclass(frozen=True)
-class BlockProgram:
-    """A block kind for a number of tokens: a flat list of calls over planned storages.
-
-    `calls`: (symbol, arguments); `storages`: bytes of each planned storage; `constants`: tensors
-    that the calls read, by storage name.
-    """
-
-    calls: list[tuple[str, list[Tensor]]]
-    storages: list[int]
-    constants: dict[str, np.ndarray]
-
-
-def extract(module: tvm.IRModule, tokens: int, symbols: Mapping[str, str]) -> BlockProgram:
-    """Read the list of kernel calls off the `main` of a block planned for `tokens` tokens.
-
-    `symbols` maps names of functions in the module to kernel symbols where they differ.
-
-    Raises EmberdError for anything in it that is not a call over planned memory.
-    """
-    return _Extractor(module, tokens, symbols).result
-
-
-class _Extractor:
-    def __init__(self, module: tvm.IRModule, tokens: int, symbols: Mapping[str, str]) -> None:
-        function = module["main"]
-        self._module, self._tokens, self._symbols = module, tokens, symbols
-        self._values: dict[relax.Var, object] = {}
-        self._outputs = _returned(function)
-        self.result = BlockProgram([], [], {})
-        for parameter in function.params:
-            shape = tuple(
-                int(size) if isinstance(size, tvm.tirx.IntImm) else -1
-                for size in parameter.ty.shape
-            )
-            dtype = str(parameter.ty.dtype)
-            self._values[parameter] = Tensor(parameter.name, 0, dtype, shape)
-        for block in function.body.blocks:
-            for binding in block.bindings:
-                self._values[binding.var] = self._bind(binding.var, binding.value)
-
-    def _bind(self, variable: relax.Var, value: relax.Expr) -> object:
-        if isinstance(value, relax.Tuple):
-            return [self._value(item) for item in value.fields]
-        if isinstance(value, relax.TupleGetItem):
-            fields = self._value(value.tuple_value)
-            assert isinstance(fields, list)
-            return fields[value.index]
-        if isinstance(value, relax.Call):
-            return self._call(variable, value)
-        return self._value(value)
-
-    def _call(self, variable: relax.Var, call: relax.Call) -> object:
-        if isinstance(call.op, relax.GlobalVar):
-            arguments = self._arguments(call)
-            name = str(call.op.name_hint)
-            self.result.calls.append((self._symbols.get(name, name), arguments))
-            return None
-        name = str(getattr(call.op, "name", call.op))
-        if name == "relax.memory.alloc_storage":
-            self.result.storages.append(int(call.args[0].values[0]))
-            return len(self.result.storages) - 1
-        if name == "relax.memory.alloc_tensor":
-            storage = self._value(call.args[0])
-            assert isinstance(storage, int)
-            offset = int(call.args[1].value)
-            return Tensor(storage, offset, *_type(variable))
-        if name == "relax.builtin.alloc_tensor":
-            dtype, shape = _type(variable)
-            if variable in self._outputs:
-                return Tensor(_OUTPUTS[self._outputs[variable]], 0, dtype, shape)
-            self.result.storages.append(math.prod(shape) * ITEM_BYTES[dtype])
-            return Tensor(len(self.result.storages) - 1, 0, dtype, shape)
-        if name == "relax.reshape":
-            source = self._tensor(call.args[0])
-            return Tensor(source.storage, source.offset, *_type(variable))
-        raise EmberdError(f"the compiler left an operator without a kernel: {name}")
-
-    def _arguments(self, call: relax.Call) -> list[Tensor]:
-        kernel = self._module[call.op]
-        arguments = []
-        for parameter, argument in zip(kernel.params, call.args, strict=True):
-            tensor = self._tensor(argument)
-            first, *_ = parameter.shape
-            if not isinstance(first, tvm.tirx.IntImm) and tensor.storage not in _NOT_OF_TOKENS:
-                rows, rest = divmod(tensor.shape[0], self._tokens)
-                assert rows > 0 and rest == 0, f"{call.op}: {tensor} for {self._tokens} tokens"
-                tensor = replace(tensor, token_rows=rows)
-            arguments.append(tensor)
-        return arguments
-
-    def _value(self, expression: relax.Expr) -> object:
-        if isinstance(expression, relax.Var):
-            return self._values[expression]
-        if isinstance(expression, GenericConst):
-            return self._constant(expression.value.numpy())
-        raise EmberdError(f"the compiler left an expression without a place: {expression}")
-
-    def _tensor(self, expression: relax.Expr) -> Tensor:
-        value = self._value(expression)
-        assert isinstance(value, Tensor)
-        return value
-
-    def _constant(self, array: np.ndarray) -> Tensor:
-        name = f"constant.{array.dtype}.{'x'.join(map(str, array.shape))}.{array.tobytes().hex()}"
-        self.result.constants[name] = array
-        return Tensor(name, 0, str(array.dtype), tuple(array.shape) or (1,))
-
-
-def _type(variable: relax.Var) -> tuple[str, tuple[int, ...]]:
-    return str(variable.ty.dtype), tuple(int(size) for size in variable.ty.shape)
-
-
-def _returned(function: relax.Function) -> dict[relax.Var, int]:
-    """Variables whose memory the function hands out, seen through tuples and reshapes, and as which
-    of its results."""
-    bound = {
-        binding.var: binding.value for block in function.body.blocks for binding in block.bindings
-    }
-    found: dict[relax.Var, int] = {}
-    pending: list[tuple[relax.Expr, int]] = [(function.body.body, 0)]
-    while pending:
-        expression, number = pending.pop()
-        if isinstance(expression, relax.Tuple):
-            pending += [(field, index) for index, field in enumerate(expression.fields)]
-        elif isinstance(expression, relax.Var):
-            found[expression] = number
-            value = bound.get(expression)
-            if isinstance(value, relax.Var | relax.Tuple):
-                pending.append((value, number))
-            elif isinstance(value, relax.TupleGetItem):
-                source = bound.get(value.tuple_value)
-                if isinstance(source, relax.Tuple):
-                    pending.append((source.fields[value.index], number))
-            elif isinstance(value, relax.Call) and str(value.op).endswith("reshape"):
-                pending.append((value.args[0], number))
-    return found
 
 
 @dataclass
@@ -307,41 +146,58 @@ class ProgramBuilder:
         target: Buffer | None,
         scratch_start: int,
     ) -> list[Step]:
-        instance = self.model.stack[position]
+        later = self._next(position)
+        asked = None if later is None else ask_next_layer(block)
         starts, end = [], scratch_start
-        for size in block.storages:
+        for size in block.storages if asked is None else asked.storages:
             starts.append(end)
             end += _aligned(size)
         self._scratch_bytes = max(self._scratch_bytes, end)
+
+        def numbers(tensors: list[Tensor], weights: int = position) -> tuple[int, ...]:
+            """The buffers of a call's arguments, with the weights of the block at a position."""
+            found = []
+            for tensor in tensors:
+                buffer = self._buffer(weights, tensor, starts, source, target)
+                found.append(self._number(replace(buffer, token_rows=tensor.token_rows)))
+            return tuple(found)
+
         steps = []
         for symbol, arguments in block.calls:
-            ids = [
-                self._number(
-                    replace(
-                        self._buffer(position, instance, tensor, starts, source, target),
-                        token_rows=tensor.token_rows,
-                    )
-                )
-                for tensor in arguments
-            ]
-            if ACQUIRE_EXPERTS in symbol:
-                layer = instance.layer
-                assert layer is not None
-                steps.append(Step(StepKind.ACQUIRE_EXPERTS, layer, tuple(ids)))
-            else:
+            if ACQUIRE_EXPERTS not in symbol:
                 kind = StepKind.CALL_IN_WAVES if symbol in self._in_waves else StepKind.CALL
-                steps.append(Step(kind, self._symbol(symbol), tuple(ids)))
+                steps.append(Step(kind, self._symbol(symbol), numbers(arguments)))
+                continue
+            steps.append(Step(StepKind.ACQUIRE_EXPERTS, self._layer(position), numbers(arguments)))
+            if asked is not None and later is not None:
+                steps += [
+                    Step(StepKind.CALL_AHEAD, self._symbol(ahead), numbers(tensors, later))
+                    for ahead, tensors in asked.calls
+                ]
+                expected = numbers([asked.ids])
+                steps.append(Step(StepKind.EXPECT_EXPERTS, self._layer(later), expected))
         return steps
+
+    def _layer(self, position: int) -> int:
+        layer = self.model.stack[position].layer
+        assert layer is not None
+        return layer
+
+    def _next(self, position: int) -> int | None:
+        """Where the next block of the same kind is, in which the next layer chooses its experts."""
+        kind = self.model.stack[position].block
+        later = range(position + 1, len(self.model.stack))
+        return next((at for at in later if self.model.stack[at].block == kind), None)
 
     def _buffer(
         self,
         position: int,
-        instance: BlockInstance,
         tensor: Tensor,
         starts: list[int],
         source: Buffer,
         target: Buffer | None,
     ) -> Buffer:
+        instance = self.model.stack[position]
         dtype, shape, name = tensor.dtype, tensor.shape, tensor.storage
         if isinstance(name, int):
             return Buffer(Section.SCRATCH, dtype, shape, starts[name] + tensor.offset)
@@ -359,7 +215,7 @@ class ProgramBuilder:
             return Buffer(Section.POSITIONS, dtype, shape, 0)
         if name in ("conv_state", "recurrent_state"):
             return self._state(f"{position}.{name}", dtype, shape)
-        if name in _CACHES:
+        if name in CACHES:
             return self._cache(f"{position}.{name}", dtype, shape)
         if name == EXPERT_TABLE:
             index = list(self.bank_indices).index(position)

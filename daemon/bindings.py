@@ -52,6 +52,8 @@ class ExpertCounters(ctypes.Structure):
         ("stall_nanoseconds", ctypes.c_int64),
         ("skipped", ctypes.c_int64),
         ("substituted", ctypes.c_int64),
+        ("expected", ctypes.c_int64),
+        ("expected_used", ctypes.c_int64),
     )
 
 
@@ -161,6 +163,7 @@ def _load() -> ctypes.CDLL:
         "ember_model_least_expert_budget": (int64, (pointer,)),
         "ember_model_break_stalls": (ctypes.c_int, (pointer, int64, ctypes.c_float, *error)),
         "ember_model_prefer_resident": (ctypes.c_int, (pointer, ctypes.c_float, *error)),
+        "ember_model_expect_experts": (None, (pointer, ctypes.c_bool)),
         "ember_model_prioritise_experts": (None, (pointer, pointer)),
         "ember_model_warm_experts": (ctypes.c_int, (pointer, pointer, int64, *error)),
         "ember_model_trace": (ctypes.c_int, (pointer, pointer, *error)),

@@ -186,6 +186,15 @@ class Model:
         with self._lock:
             accepted(core.ember_model_prefer_resident, self._opened(), margin)
 
+    def expect_experts(self, expects: bool) -> None:
+        """Whether steps ask the router of each next layer about the present layer's tokens, and
+        have missing experts read that it chooses: one at a time, after those that the step waits
+        for, and in place of none that it needs or expects. As a rule the next layer then finds
+        many of its experts read, or being read. Off at first; without effect while all experts are
+        mapped, and in a program built without moa_fusion."""
+        with self._lock:
+            core.ember_model_expect_experts(self._opened(), expects)
+
     def set_expert_priorities(self, priorities: Sequence[int]) -> None:
         """Sets the priority of every expert, int32 [layers * experts]: 0 at first, PINNED at most.
 

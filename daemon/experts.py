@@ -81,6 +81,7 @@ class Residency:
             model = Model(artifact, threads, self.budget, self._reader_threads)
             self._refusal = refusal(model)
             self.shortcuts.apply(model)
+            model.expect_experts(self.policy.layer_ahead)
             self._least = model.least_expert_budget
             self._chosen = model.chosen_experts()
             with self._counting:

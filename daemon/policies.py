@@ -2,8 +2,9 @@
 replay traces against.
 
 All build on least recently used; what they add, they take from an activation map or a predictor.
-The daemon follows those that need no predictor. A target's description names the policy of the
-artifacts that are built for it; the daemon's setting `expert_policy` names another.
+The daemon follows those that need no predictor of the tokens that come. A target's description
+names the policy of the artifacts that are built for it; the daemon's setting `expert_policy` names
+another.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Policy:
     @property
     def simulated_only(self) -> bool:
         """Whether the daemon cannot follow it."""
-        return bool(self.needs_predictor or self.offline)
+        return self.needs_predictor == "tokens" or self.offline
 
 
 POLICIES: dict[str, Policy] = {
@@ -67,6 +68,7 @@ POLICIES: dict[str, Policy] = {
         Policy("pinned-retained", pinned=0.5, by_class=True, retained=True),
         Policy("read-ahead", retained=True, read_ahead=True),
         Policy("layer-ahead", layer_ahead=True),
+        Policy("map-layer-ahead", warmed=True, by_class=True, layer_ahead=True),
         Policy("belady", offline=True),
     )
 }

@@ -22,7 +22,7 @@ import msgpack
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.record import INT64_MAX, Record
 
-PROGRAM_VERSION = 5
+PROGRAM_VERSION = 6
 BUFFER_FIELDS = 8
 LARGEST_CHUNK = 1 << 16
 BOUND_BLOCK = 64  # logits that share a bound
@@ -53,6 +53,10 @@ class StepKind(IntEnum):
     CALL_EACH = 2  # call kernel `symbol` for each token, with its rows and its own session
     TAKE_LAST_ROW = 3  # (rows, one row): copy the last token's row
     CALL_IN_WAVES = 4  # call kernel `symbol` for parts of the experts acquired last, once for each
+    CALL_AHEAD = 5  # call kernel `symbol`, after ACQUIRE_EXPERTS, if the next layer's are expected
+    EXPECT_EXPERTS = (
+        6  # layer `symbol`, the next to acquire, (ids): what it may choose, after those
+    )
 
 
 # DLPack type code and bits; one lane.

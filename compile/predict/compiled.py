@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from emberd.compile.block_program import ITEM_BYTES, BlockProgram, Tensor
 from emberd.compile.isa.isa import Isa
 from emberd.compile.layout import aligned
 from emberd.compile.link import build_library
@@ -23,7 +24,6 @@ from emberd.compile.passes.lower_kernels import KernelLibrary
 from emberd.compile.pipeline import compile_module
 from emberd.compile.predict.network import embedding_rows
 from emberd.compile.predict.predictor import AHEAD, Experts, Scores
-from emberd.compile.program import ITEM_BYTES, BlockProgram, Tensor
 from emberd.compile.quantize.recipes import RECIPES
 from emberd.compile.residency.trace import TraceHeader
 from emberd.daemon import program

@@ -44,6 +44,17 @@ static void sort_wanted(ember_store *store)
     }
 }
 
+/* Its read, if it is on its way, is no longer one that may turn out useless. */
+static void need(ember_store *store, ember_slot *slot)
+{
+    slot->needed = store->clock;
+    if (slot->ready || slot->kind == EMBER_READ_NEEDED)
+        return;
+    store->under_way[slot->kind]--;
+    store->under_way[EMBER_READ_NEEDED]++;
+    slot->kind = EMBER_READ_NEEDED;
+}
+
 /* Keeps those that are there, and counts. */
 static void count_wanted(ember_store *store)
 {
@@ -55,13 +66,16 @@ static void count_wanted(ember_store *store)
             continue;
         }
         ember_slot *slot = &store->slots[index];
-        slot->used = slot->needed = store->clock; /* before others are placed */
+        slot->used = store->clock; /* before others are placed */
+        need(store, slot);
+        counters->expected_used += slot->expected;
+        slot->expected = false;
         *(slot->ready ? &counters->hits : &counters->misses) += 1;
     }
 }
 
-/* Has the experts read that are missing, as many as there are slots for; true if that is all. */
-static bool read_missing(ember_store *store)
+/* Has the experts read that are missing, as many as there are slots for. */
+static void read_missing(ember_store *store)
 {
     bool all = true, some = false;
     for (int32_t i = 0; i < store->wanted_count; i++) {
@@ -69,18 +83,18 @@ static bool read_missing(ember_store *store)
         if (store->wanted[i].progress >= EMBER_FINISHED)
             continue;
         if (index < 0) {
-            index = ember_store_place(store, expert, INT32_MAX, UINT64_MAX);
+            index = ember_store_place(store, expert, EMBER_READ_NEEDED, INT32_MAX, UINT64_MAX);
             all = index >= 0;
             if (!all)
                 break;
             ember_store_enqueue(store, index);
             some = true;
         }
-        store->slots[index].needed = store->clock;
+        need(store, &store->slots[index]);
     }
+    store->placed = all;
     if (some)
         ember_reader_start(store->reader);
-    return all;
 }
 
 bool ember_store_is_ready(const ember_store *store, const ember_wanted *wanted)
@@ -110,12 +124,12 @@ static bool check_failure(const ember_store *store, ember_error error)
 }
 
 /* Waits until `count` of the experts are ready or skipped, and has missing ones read as slots become
- * free; `all_read`: whether none is left to be. */
-static bool wait_for(ember_store *store, int32_t count, bool *all_read, ember_error error)
+ * free. */
+static bool wait_for(ember_store *store, int32_t count, ember_error error)
 {
     int64_t start = 0;
     for (;;) {
-        *all_read = read_missing(store);
+        read_missing(store);
         if (!check_failure(store, error) || count_ready(store) + store->skipped >= count)
             break;
         if (start == 0)
@@ -159,21 +173,33 @@ bool ember_store_acquire(ember_store *store, const ember_step *step,
     store->clock++;
     store->layer = step->symbol;
     store->table = acquired->table->dl.data;
-    store->acquired = acquired;
+    store->acquired = *acquired;
+    store->in_waves = step->in_waves;
+    store->expected_next = store->expected_count = 0;
     store->failed = -1;
     store->skipped = 0;
     store->patience = decodes && !step->in_waves ? ember_store_patience(store) : INT64_MAX;
     if (decodes && *store->config.routing_margin > 0)
         ember_store_reroute(store);
-    bool ok = list_wanted(store, acquired->ids, error), all_read;
+    bool ok = list_wanted(store, acquired->ids, error);
     if (ok) {
         sort_wanted(store);
         count_wanted(store);
         if (store->patience <= 0)
             ember_store_skip(store); /* without a read, which needed ones would have to wait for */
-        ok = wait_for(store, step->in_waves ? 0 : store->wanted_count, &all_read, error);
+        read_missing(store);
     }
-    if (ok && !step->in_waves) {
+    ember_reader_unlock(store->reader);
+    return ok;
+}
+
+bool ember_store_await(ember_store *store, ember_error error)
+{
+    if (store->in_waves)
+        return true;
+    ember_reader_lock(store->reader);
+    bool ok = wait_for(store, store->wanted_count, error);
+    if (ok) {
         hand_out(store, store->wanted_count);
         if (store->skipped > 0)
             ember_store_replace_skipped(store);
@@ -202,12 +228,11 @@ ember_wave ember_store_next_wave(ember_store *store, ember_error error)
     ember_reader_lock(store->reader);
     ember_wave wave = EMBER_WAVE_NONE;
     if (finish_wave(store) > 0) {
-        bool all_read;
-        wave = wait_for(store, 1, &all_read, error) ? EMBER_WAVE_READY : EMBER_WAVE_FAILED;
+        wave = wait_for(store, 1, error) ? EMBER_WAVE_READY : EMBER_WAVE_FAILED;
         /* While half of the slots are computed with, others are read into the other half. */
         int32_t half = store->limit > 1 ? store->limit / 2 : 1;
         if (wave == EMBER_WAVE_READY)
-            hand_out(store, all_read ? store->wanted_count : half);
+            hand_out(store, store->placed ? store->wanted_count : half);
     }
     ember_reader_unlock(store->reader);
     return wave;

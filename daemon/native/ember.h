@@ -110,6 +110,8 @@ typedef struct {
     int64_t stall_nanoseconds;
     int64_t skipped; /* of those that were not there; see ember_model_break_stalls */
     int64_t substituted; /* of those that were there; see ember_model_prefer_resident */
+    int64_t expected;      /* read because a step expected them; see ember_model_expect_experts */
+    int64_t expected_used; /* of those that were there */
 } ember_expert_counters;
 
 /* What can be seen of experts while steps run, for each [layers * experts]. */
@@ -151,6 +153,11 @@ EMBER_API ember_status ember_model_break_stalls(ember_model *model, int64_t nano
  * opens. Refused when the program does not say what its routers made of tokens. */
 EMBER_API ember_status ember_model_prefer_resident(ember_model *model, float margin, char *error,
                                                    size_t size);
+
+/* Whether steps ask the router of the next layer about the present one's tokens, where the program
+ * says how, and have the experts read that it expects: one at a time, after what a step needs, and
+ * in place of none that the step needs or expects. False when a model opens. */
+EMBER_API void ember_model_expect_experts(ember_model *model, bool expects);
 
 /* An expert of the lowest priority makes place for another first, of equal ones the one unused for
  * longest. One that is pinned goes only when a step finds no other to replace. */

@@ -100,6 +100,8 @@ typedef enum {
     EMBER_CALL_EACH,       /* call the kernel for one row after the other */
     EMBER_TAKE_LAST_ROW,   /* copy the last row */
     EMBER_CALL_IN_WAVES,   /* call the kernel for parts of the acquired experts, once for each */
+    EMBER_CALL_AHEAD,      /* call the kernel if experts are expected */
+    EMBER_EXPECT_EXPERTS,  /* have experts read that the next layer may need */
 } ember_step_kind;
 
 typedef struct {
@@ -109,6 +111,7 @@ typedef struct {
     int32_t count;
     int32_t symbol; /* index of the kernel's name, or the layer */
     bool in_waves;  /* of acquired experts: a part of them at a time is enough */
+    bool expects;   /* of acquired experts: a step follows that expects others, and then waits */
 } ember_step;
 
 typedef struct {
@@ -184,12 +187,14 @@ ember_acquired ember_step_acquired(const ember_step *step);
 
 /* Checks a step that acquires experts, and notes how they lie and are chosen. */
 bool ember_check_acquire(ember_program *program, const ember_step *step, ember_error error);
+bool ember_check_expect(const ember_step *step, ember_error error);
 /* Notes how many slots the steps of a sequence need that take all of their experts at once. */
 void ember_count_slots(ember_program *program, const ember_step_list *list);
 
 /* ---- reader.c */
 typedef enum {
     EMBER_READ_NEEDED, /* a step waits for it, or will */
+    EMBER_READ_EXPECTED, /* the next layer may need it */
     EMBER_READ_WARM,   /* it may be needed */
     EMBER_READ_PAGES,  /* the target is a map: its pages are brought in, failing or not */
 } ember_read_kind;
@@ -271,11 +276,16 @@ void ember_store_set_running(ember_store *store, bool running);
 bool ember_store_resize(ember_store *store, int32_t slots, ember_error error);
 void ember_store_prioritise(ember_store *store, const int32_t *priorities);
 void ember_store_warm(ember_store *store, const int32_t *experts, int64_t count);
-/* Finds the experts that a step with these arguments wants, all of them of its layer, and has missing
- * ones read. Unless the step is in waves, it returns when all of them are in the table, or skipped.
- * Tokens that it `decodes` may get others than the router chose. */
+/* Finds the experts that a step with these arguments wants, all of them of its layer, and begins to
+ * read missing ones. Tokens that it `decodes` may get others than the router chose. */
 bool ember_store_acquire(ember_store *store, const ember_step *step,
                          const ember_acquired *acquired, bool decodes, ember_error error);
+
+/* Returns when all of them are in the table, or skipped; at once if they are taken in waves. */
+bool ember_store_await(ember_store *store, ember_error error);
+/* Has experts read that the layer is expected to want, the first of them of all tokens [T][K] first.
+ * What is left of them is forgotten with the next acquire. */
+void ember_store_expect(ember_store *store, int32_t layer, const ember_tensor *ids);
 
 typedef enum { EMBER_WAVE_NONE, EMBER_WAVE_READY, EMBER_WAVE_FAILED } ember_wave;
 
@@ -293,6 +303,7 @@ typedef struct {
     ember_store *store; /* NULL while the whole bank is mapped */
     uint64_t *chosen;   /* as in ember_expert_watch; or NULL */
     bool decodes;       /* rather than reads a prompt */
+    bool expects;       /* experts, of the next layer */
 } ember_run;
 
 bool ember_program_run(ember_program *program, const ember_step_list *list, const ember_run *run,
@@ -306,6 +317,7 @@ typedef struct {
     int32_t *priorities;
     ember_stall_breaker breaker;
     float routing_margin;
+    bool expects; /* as in ember_model_expect_experts */
     void *tables; /* the initial content of TABLES */
     int64_t bank_bytes;
     int file;

@@ -46,6 +46,8 @@ typedef struct {
     int64_t argument_count;
     int32_t tokens;       /* of the sequence */
     ember_step *acquires; /* its last step that acquires experts, or NULL */
+    ember_step *expects;  /* its last step that expects experts, which none has acquired; or NULL */
+    ember_step_kind last; /* of the step before */
 } builder;
 
 static bool build_arguments(builder *build, const int32_t *words, int32_t count, ember_error error)
@@ -66,10 +68,36 @@ static bool build_arguments(builder *build, const int32_t *words, int32_t count,
     return true;
 }
 
+/* An acquire with experts to expect goes on after them: between the two are calls for that alone. And
+ * those expected are the ones acquired next. */
+static bool check_order(const builder *build, const ember_step *step, ember_error error)
+{
+    long long number = build->step_count;
+    bool before = build->last == EMBER_ACQUIRE_EXPERTS || build->last == EMBER_CALL_AHEAD;
+    bool ahead = step->kind == EMBER_CALL_AHEAD || step->kind == EMBER_EXPECT_EXPERTS;
+    if (ahead ? !before : build->last == EMBER_CALL_AHEAD)
+        return ember_fail(error, "program: step %lld: what is called ahead stands between acquired "
+                                 "and expected experts", number);
+    if (step->kind == EMBER_ACQUIRE_EXPERTS && build->expects &&
+        build->expects->symbol != step->symbol)
+        return ember_fail(error, "program: step %lld acquires experts of layer %d, but those of layer "
+                                 "%d are expected", number, step->symbol, build->expects->symbol);
+    return true;
+}
+
+static bool check_end(const builder *build, ember_error error)
+{
+    if (build->last == EMBER_CALL_AHEAD || build->expects)
+        return ember_fail(error, "program: a sequence ends, but experts are still expected");
+    return true;
+}
+
 static bool finish_step(builder *build, ember_step *step, ember_error error)
 {
     ember_program *program = build->program;
     long long number = build->step_count;
+    if (!check_order(build, step, error))
+        return false;
     switch (step->kind) {
     case EMBER_CALL_IN_WAVES:
         if (!build->acquires || build->acquires->in_waves)
@@ -78,6 +106,7 @@ static bool finish_step(builder *build, ember_step *step, ember_error error)
         build->acquires->in_waves = true;
         /* fall through */
     case EMBER_CALL:
+    case EMBER_CALL_AHEAD:
     case EMBER_CALL_EACH:
         if (step->symbol < 0 || step->symbol >= program->symbol_count)
             return ember_fail(error, "program: step %lld calls kernel %d of %lld", number,
@@ -88,7 +117,12 @@ static bool finish_step(builder *build, ember_step *step, ember_error error)
         return true;
     case EMBER_ACQUIRE_EXPERTS:
         build->acquires = step;
+        build->expects = NULL;
         return ember_check_acquire(program, step, error);
+    case EMBER_EXPECT_EXPERTS:
+        build->acquires->expects = true;
+        build->expects = step;
+        return ember_check_expect(step, error);
     case EMBER_TAKE_LAST_ROW:
         return check_last_row(step, error);
     }
@@ -113,6 +147,7 @@ static int64_t build_step(builder *build, const int32_t *words, int64_t left, em
                          .symbol = words[1]};
     if (!finish_step(build, step, error))
         return 0;
+    build->last = step->kind;
     build->step_count++;
     build->argument_count += count;
     return STEP_WORDS + count;
@@ -161,13 +196,16 @@ static bool build_steps(builder *build, const ember_model_config *config, ember_
             return false;
         int64_t first = build->step_count;
         build->tokens = sequence->tokens;
-        build->acquires = NULL;
+        build->acquires = build->expects = NULL;
+        build->last = EMBER_CALL;
         for (int64_t at = 0; at < sequence->words;) {
             int64_t used = build_step(build, sequence->steps + at, sequence->words - at, error);
             if (used == 0)
                 return false;
             at += used;
         }
+        if (!check_end(build, error))
+            return false;
         program->sequences[program->sequence_count++] =
             (ember_step_list){sequence->tokens, sequence->role, program->steps + first,
                               build->step_count - first};

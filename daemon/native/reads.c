@@ -1,4 +1,5 @@
-/* What the expert store has its threads read: what a step needs, the weights, what is warmed. */
+/* What the expert store has its threads read: what a step needs, the weights, what the next layer is
+ * expected to need, what is warmed. */
 #include "store.h"
 
 static int32_t next_queued(ember_store *store)
@@ -18,6 +19,26 @@ void ember_store_enqueue(ember_store *store, int32_t index)
     store->queue_count++;
 }
 
+/* Takes no slot of what the step needs, or is expected to. */
+static int32_t next_expected(ember_store *store)
+{
+    while (store->expected_next < store->expected_count) {
+        int32_t expert = store->expected[store->expected_next++];
+        if (store->slot_of[expert] >= 0)
+            continue;
+        int32_t index = ember_store_place(store, expert, EMBER_READ_EXPECTED, EMBER_PINNED - 1,
+                                          store->clock);
+        if (index >= 0) {
+            store->slots[index].placed = 0;
+            store->slots[index].expected = true;
+            store->config.counters[expert / store->config.layout.experts].expected++;
+            return index;
+        }
+        store->expected_next = store->expected_count;
+    }
+    return -1;
+}
+
 /* Warming takes no slot of what was warmed or used since it began, so the rest of a list that is
  * too long is dropped. What it could not read is tried again by a step that needs it. */
 static int32_t next_warm(ember_store *store)
@@ -29,7 +50,8 @@ static int32_t next_warm(ember_store *store)
         int32_t priority = store->config.priorities[expert];
         if (priority == EMBER_PINNED)
             priority--;
-        int32_t index = ember_store_place(store, expert, priority, store->warm_since);
+        int32_t index =
+            ember_store_place(store, expert, EMBER_READ_WARM, priority, store->warm_since);
         if (index >= 0) {
             store->slots[index].placed = 0;
             return index;
@@ -43,13 +65,14 @@ static int32_t next_warm(ember_store *store)
 static bool may_go_ahead(const ember_store *store)
 {
     int32_t most = store->running ? 1 : store->config.threads;
-    return store->under_way[EMBER_READ_WARM] + store->under_way[EMBER_READ_PAGES] < most;
+    return store->under_way[EMBER_READ_EXPECTED] + store->under_way[EMBER_READ_WARM] +
+               store->under_way[EMBER_READ_PAGES] < most;
 }
 
 /* What may be needed delays nothing that is. */
-static bool may_warm(const ember_store *store)
+static bool may_guess(const ember_store *store)
 {
-    return !store->waiting && store->under_way[EMBER_READ_NEEDED] == 0;
+    return !store->waiting && store->placed && store->under_way[EMBER_READ_NEEDED] == 0;
 }
 
 static bool find_read(ember_store *store, ember_read *read)
@@ -59,9 +82,14 @@ static bool find_read(ember_store *store, ember_read *read)
     if (index < 0 && may_go_ahead(store)) {
         if (ember_ahead_next(store->config.ahead, read))
             return true;
-        kind = EMBER_READ_WARM;
-        if (may_warm(store))
+        if (may_guess(store)) {
+            kind = EMBER_READ_EXPECTED;
+            index = next_expected(store);
+        }
+        if (index < 0 && may_guess(store)) {
+            kind = EMBER_READ_WARM;
             index = next_warm(store);
+        }
     }
     if (index < 0)
         return false;
@@ -88,10 +116,12 @@ bool ember_store_next_read(void *self, ember_read *read)
 void ember_store_read_done(void *self, const ember_read *read, int code)
 {
     ember_store *store = self;
-    store->under_way[read->kind]--;
-    if (read->kind == EMBER_READ_PAGES)
+    if (read->kind == EMBER_READ_PAGES) {
+        store->under_way[read->kind]--;
         return;
+    }
     ember_slot *slot = &store->slots[read->slot];
+    store->under_way[slot->kind]--;
     ember_expert_counters *counters = store->config.counters;
     store->reading--;
     if (code == 0) {
@@ -112,8 +142,37 @@ void ember_store_set_running(ember_store *store, bool running)
 {
     ember_reader_lock(store->reader);
     store->running = running;
+    store->placed = true;
     store->stall_before = store->stall;
     if (!running)
+        ember_reader_start(store->reader);
+    ember_reader_unlock(store->reader);
+}
+
+/* Notes an expert that is missing, and keeps one that is there until the next layer has chosen. */
+static void expect(ember_store *store, int32_t expert)
+{
+    int32_t index = store->slot_of[expert], position = store->config.positions[expert];
+    if (index >= 0)
+        store->slots[index].used = store->clock;
+    else if (position >= 0 && position < store->config.bank_experts)
+        store->expected[store->expected_count++] = expert;
+}
+
+void ember_store_expect(ember_store *store, int32_t layer, const ember_tensor *ids)
+{
+    const int32_t *chosen = ids->dl.data;
+    int32_t experts = store->config.layout.experts;
+    int64_t top_k = ids->shape[1], count = ids->shape[0] * top_k;
+    ember_reader_lock(store->reader);
+    for (int64_t k = 0; k < top_k; k++)
+        for (int64_t i = k; i < count; i += top_k) {
+            if (chosen[i] < 0 || chosen[i] >= experts || store->foreseen[chosen[i]] == store->clock)
+                continue;
+            store->foreseen[chosen[i]] = store->clock;
+            expect(store, layer * experts + chosen[i]);
+        }
+    if (store->expected_count > 0)
         ember_reader_start(store->reader);
     ember_reader_unlock(store->reader);
 }

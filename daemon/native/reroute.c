@@ -107,7 +107,7 @@ static int32_t reroute_token(const ember_store *store, routed *token)
 
 void ember_store_reroute(ember_store *store)
 {
-    const ember_acquired *acquired = store->acquired;
+    const ember_acquired *acquired = &store->acquired;
     int64_t top_k = acquired->ids->shape[1], columns = acquired->scores->shape[1];
     for (int64_t i = 0; i < acquired->ids->shape[0]; i++) {
         routed token = {

@@ -159,6 +159,11 @@ ember_status ember_model_set_expert_budget(ember_model *model, int64_t bytes,
     return ok ? EMBER_OK : EMBER_FAILED;
 }
 
+void ember_model_expect_experts(ember_model *model, bool expects)
+{
+    model->residency.expects = expects;
+}
+
 void ember_model_prioritise_experts(ember_model *model, const int32_t *priorities)
 {
     size_t bytes = (size_t)expert_count(&model->program) * sizeof *priorities;

@@ -79,6 +79,14 @@ bool ember_check_acquire(ember_program *program, const ember_step *step, ember_e
     return true;
 }
 
+bool ember_check_expect(const ember_step *step, ember_error error)
+{
+    const ember_tensor *ids = step->count == 1 ? step->arguments[0].pointer : NULL;
+    return (ids && is_int32(&ids->dl) && ids->dl.ndim == 2 && ids->dl.data) ||
+           ember_fail(error, "program: expect_experts of layer %d takes (ids i32[T,K])",
+                      step->symbol);
+}
+
 void ember_count_slots(ember_program *program, const ember_step_list *list)
 {
     for (int64_t i = 0; i < list->step_count; i++) {

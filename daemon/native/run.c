@@ -71,8 +71,16 @@ static bool acquire_experts(const ember_program *program, const ember_step *step
         return false;
     if (run->chosen)
         count_chosen(run->chosen + (int64_t)step->symbol * program->experts.experts, &acquired);
-    return run->store ? ember_store_acquire(run->store, step, &acquired, run->decodes, error)
-                      : check_mapped(step, &acquired, error);
+    if (!run->store)
+        return check_mapped(step, &acquired, error);
+    return ember_store_acquire(run->store, step, &acquired, run->decodes, error) &&
+           ((step->expects && run->expects) || ember_store_await(run->store, error));
+}
+
+static bool expect_experts(const ember_step *step, const ember_run *run, ember_error error)
+{
+    ember_store_expect(run->store, step->symbol, step->arguments[0].pointer);
+    return ember_store_await(run->store, error);
 }
 
 static bool call_kernel(const ember_program *program, const ember_step *step,
@@ -165,6 +173,7 @@ static bool run_step(const ember_program *program, const ember_step *step, const
 {
     switch (step->kind) {
     case EMBER_CALL:
+    case EMBER_CALL_AHEAD:
         return call_kernel(program, step, step->arguments, error);
     case EMBER_CALL_IN_WAVES:
         return call_in_waves(program, step, run, error);
@@ -172,11 +181,19 @@ static bool run_step(const ember_program *program, const ember_step *step, const
         return call_each(program, step, run, error);
     case EMBER_ACQUIRE_EXPERTS:
         return acquire_experts(program, step, run, error);
+    case EMBER_EXPECT_EXPERTS:
+        return expect_experts(step, run, error);
     case EMBER_TAKE_LAST_ROW:
         take_last_row(step, run->tokens);
         return true;
     }
     return ember_fail(error, "a step of unknown kind %d", (int)step->kind);
+}
+
+/* Whether a step is for the expectation of experts only. */
+static bool is_ahead(const ember_step *step)
+{
+    return step->kind == EMBER_CALL_AHEAD || step->kind == EMBER_EXPECT_EXPERTS;
 }
 
 /* What a kernel waits for its experts is part of acquiring them. */
@@ -212,6 +229,8 @@ bool ember_program_run(ember_program *program, const ember_step_list *list, cons
     prepare(program, run);
     for (int64_t i = 0; i < list->step_count; i++) {
         const ember_step *step = &list->steps[i];
+        if (is_ahead(step) && !run->expects)
+            continue;
         bool timed = run->costs && step->kind != EMBER_TAKE_LAST_ROW;
         bool ok = timed ? run_timed(program, step, run, error)
                         : run_step(program, step, run, error);

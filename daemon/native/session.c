@@ -122,6 +122,7 @@ static ember_status run(ember_model *model, int32_t tokens, const ember_session_
         .store = model->residency.store,
         .chosen = model->watch.chosen,
         .decodes = first == EMBER_BATCH,
+        .expects = model->residency.store && model->residency.expects,
     };
     if (run.store)
         ember_store_set_running(run.store, true);

@@ -49,7 +49,8 @@ static int32_t find_free(const ember_store *store)
     return -1;
 }
 
-int32_t ember_store_place(ember_store *store, int32_t expert, int32_t priority, uint64_t since)
+int32_t ember_store_place(ember_store *store, int32_t expert, ember_read_kind kind,
+                          int32_t priority, uint64_t since)
 {
     bool full = store->occupied >= store->limit;
     int32_t index = full ? ember_store_find_victim(store, priority, since) : find_free(store);
@@ -58,7 +59,7 @@ int32_t ember_store_place(ember_store *store, int32_t expert, int32_t priority, 
     if (store->slots[index].expert >= 0)
         ember_store_empty_slot(store, index);
     store->slots[index] = (ember_slot){
-        .expert = expert, .placed = store->clock, .used = store->clock};
+        .expert = expert, .placed = store->clock, .used = store->clock, .kind = kind};
     store->slot_of[expert] = index;
     store->occupied++;
     store->reading++;

@@ -8,7 +8,7 @@
 int64_t ember_store_patience(const ember_store *store)
 {
     const ember_stall_breaker *breaker = store->config.breaker;
-    if (breaker->nanoseconds <= 0 || store->acquired->ids->shape[0] != 1)
+    if (breaker->nanoseconds <= 0 || store->acquired.ids->shape[0] != 1)
         return INT64_MAX;
     return breaker->nanoseconds - (store->stall - store->stall_before);
 }
@@ -16,7 +16,7 @@ int64_t ember_store_patience(const ember_store *store)
 /* Which of the token's experts has the greatest weight. */
 static int32_t find_greatest(const ember_store *store)
 {
-    const float *weights = store->acquired->weights->dl.data;
+    const float *weights = store->acquired.weights->dl.data;
     int32_t greatest = 0;
     for (int32_t i = 1; i < store->config.layout.top_k; i++)
         if (weights[i] > weights[greatest])
@@ -26,8 +26,8 @@ static int32_t find_greatest(const ember_store *store)
 
 static bool may_skip(const ember_store *store, int32_t expert, int32_t greatest)
 {
-    const int32_t *ids = store->acquired->ids->dl.data;
-    const float *weights = store->acquired->weights->dl.data;
+    const int32_t *ids = store->acquired.ids->dl.data;
+    const float *weights = store->acquired.weights->dl.data;
     for (int32_t i = 0; i < store->config.layout.top_k; i++)
         if (ids[i] == expert && (i == greatest || !(weights[i] < store->config.breaker->weight)))
             return false;
@@ -55,8 +55,8 @@ void ember_store_skip(ember_store *store)
 void ember_store_replace_skipped(ember_store *store)
 {
     int32_t *table = store->table, top_k = store->config.layout.top_k;
-    const int32_t *ids = store->acquired->ids->dl.data;
-    float *weights = store->acquired->weights->dl.data;
+    const int32_t *ids = store->acquired.ids->dl.data;
+    float *weights = store->acquired.weights->dl.data;
     float all = 0.0F, kept = 0.0F;
     int32_t greatest = table[ids[find_greatest(store)]];
     for (int32_t i = 0; i < top_k; i++) {

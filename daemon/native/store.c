@@ -21,14 +21,17 @@ ember_store *ember_store_open(const ember_store_config *config, ember_error erro
     int64_t count = (int64_t)config->layout.layers * config->layout.experts;
     store->expert_count = count;
     store->clock = 1;
+    store->placed = true;
     store->slots = calloc((size_t)count, sizeof *store->slots);
     store->slot_of = calloc((size_t)count, sizeof *store->slot_of);
     store->queue = calloc((size_t)count, sizeof *store->queue);
+    store->foreseen = calloc((size_t)config->layout.experts, sizeof *store->foreseen);
+    store->expected = calloc((size_t)config->layout.experts, sizeof *store->expected);
     store->warm = calloc((size_t)count, sizeof *store->warm);
     store->wanted = calloc((size_t)config->layout.experts, sizeof *store->wanted);
     store->seen = calloc((size_t)config->layout.experts, sizeof *store->seen);
-    bool ok = (store->slots && store->slot_of && store->queue && store->warm && store->wanted &&
-               store->seen) ||
+    bool ok = (store->slots && store->slot_of && store->queue && store->foreseen &&
+               store->expected && store->warm && store->wanted && store->seen) ||
               ember_fail(error, "no memory for the expert store");
     for (int64_t i = 0; ok && i < count; i++)
         store->slots[i].expert = store->slot_of[i] = -1;
@@ -54,6 +57,8 @@ void ember_store_close(ember_store *store)
     free(store->slots);
     free(store->slot_of);
     free(store->queue);
+    free(store->foreseen);
+    free(store->expected);
     free(store->warm);
     free(store->wanted);
     free(store->seen);
@@ -81,6 +86,7 @@ bool ember_store_resize(ember_store *store, int32_t slots, ember_error error)
     if (slots > store->usable)
         store->usable = slots;
     store->clock++; /* nothing is needed between steps */
+    store->expected_next = store->expected_count;
     store->warm_next = store->warm_count;
     while (store->reading > 0)
         ember_reader_wait(store->reader, INT64_MAX);

@@ -10,9 +10,11 @@
 typedef struct {
     int32_t expert;  /* index; -1: free */
     bool ready;      /* else it is being read */
-    uint64_t placed; /* the acquire that had it read; 0: none, it was warmed */
+    uint64_t placed; /* the acquire that had it read; 0: none, it was expected or warmed */
     uint64_t used;   /* the acquire that asked for it last */
     uint64_t needed; /* the acquire that still needs it */
+    ember_read_kind kind; /* of its read: NEEDED once a step has come to need it */
+    bool expected;   /* it was read as such, and not used since */
 } ember_slot;
 
 typedef enum { EMBER_WAITING, EMBER_RUNNING, EMBER_FINISHED, EMBER_SKIPPED } ember_progress;
@@ -38,6 +40,9 @@ struct ember_store {
     int32_t under_way[EMBER_READ_PAGES + 1]; /* reads, by kind */
     bool running; /* a program */
     bool waiting; /* a step */
+    uint64_t *foreseen; /* by expert of a layer: the acquire after which it was last expected */
+    int32_t *expected; /* experts to read when none is needed */
+    int32_t expected_next, expected_count;
     int32_t *warm;   /* experts to read when nothing else is to be read */
     int32_t warm_next, warm_count;
     uint64_t warm_since;
@@ -46,9 +51,11 @@ struct ember_store {
     uint64_t *seen; /* by expert of a layer: the acquire that last wanted it */
     int32_t wanted_count;
     int32_t skipped; /* of them */
+    bool in_waves;   /* a part of them at a time is enough */
+    bool placed;     /* all that are not skipped have slots, or had them */
     int32_t layer;
     int32_t *table;
-    const ember_acquired *acquired;
+    ember_acquired acquired;
     int32_t failed; /* an expert needed that could not be read, or -1 */
     int failed_code;
     int64_t stall;
@@ -62,7 +69,8 @@ struct ember_store {
 int32_t ember_store_find_victim(const ember_store *store, int32_t priority, uint64_t since);
 void ember_store_empty_slot(ember_store *store, int32_t index);
 /* Gives an expert a slot to be read into; returns it, or -1 if there is none for it. */
-int32_t ember_store_place(ember_store *store, int32_t expert, int32_t priority, uint64_t since);
+int32_t ember_store_place(ember_store *store, int32_t expert, ember_read_kind kind,
+                          int32_t priority, uint64_t since);
 /* Notes for whoever watches whether an expert is in memory. */
 void ember_store_set_resident(const ember_store *store, int32_t expert, bool resident);
 

@@ -88,6 +88,8 @@ def test_bad_buffers(tiny: Any, tmp_path: Path, changes: dict[str, Any], message
         ),
         (Step(StepKind.CALL_EACH, 6, (6, 0, 8)), "calls kernel 6 of 6"),
         (Step(StepKind.CALL_IN_WAVES, 0, (16, 0, 18)), "in waves, but no step before it acquires"),
+        (Step(StepKind.CALL_AHEAD, 0, (16, 0, 18)), "called ahead stands between acquired and"),
+        (Step(StepKind.EXPECT_EXPERTS, 0, (20,)), "called ahead stands between acquired and"),
         (Step(StepKind.TAKE_LAST_ROW, 0, (8,)), "the last row is taken"),
         (Step(StepKind.TAKE_LAST_ROW, 0, (8, 9)), "the last row is taken"),
         (Step(StepKind.TAKE_LAST_ROW, 0, (18, 4)), "the last row is taken"),
@@ -97,6 +99,35 @@ def test_bad_steps(tiny: Any, tmp_path: Path, step: Step, message: str) -> None:
     artifact = Artifact.open(tiny.write(tmp_path / "a", tiny.with_steps(4, "body", [step])))
     with pytest.raises(EmberdError, match=message):
         Model(artifact)
+
+
+ACQUIRE = Step(StepKind.ACQUIRE_EXPERTS, 0, (20, 24, 25, 3, 2))
+CALL = Step(StepKind.CALL, 0, (16, 0, 18))
+AHEAD = replace(CALL, kind=StepKind.CALL_AHEAD)
+EXPECT = Step(StepKind.EXPECT_EXPERTS, 0, (20,))
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([ACQUIRE, AHEAD], "a sequence ends, but experts are still expected"),
+        ([ACQUIRE, EXPECT], "a sequence ends, but experts are still expected"),
+        ([ACQUIRE, AHEAD, CALL], "called ahead stands between acquired and"),
+        ([ACQUIRE, CALL, AHEAD], "called ahead stands between acquired and"),
+        ([ACQUIRE, EXPECT, EXPECT], "called ahead stands between acquired and"),
+        ([ACQUIRE, replace(AHEAD, symbol=6), EXPECT, ACQUIRE], "calls kernel 6 of 6"),
+        ([ACQUIRE, replace(EXPECT, symbol=1), ACQUIRE], "layer 0, but those of layer 1 are exp"),
+        ([ACQUIRE, replace(EXPECT, arguments=(20, 20)), ACQUIRE], "expect_experts of layer 0 tak"),
+        ([ACQUIRE, replace(EXPECT, arguments=(18,)), ACQUIRE], "expect_experts of layer 0 takes"),
+    ],
+)
+def test_bad_expectations(tiny: Any, tmp_path: Path, steps: list[Step], message: str) -> None:
+    artifact = Artifact.open(tiny.write(tmp_path / "a", tiny.with_steps(4, "body", steps)))
+    with pytest.raises(EmberdError, match=message):
+        Model(artifact)
+    good = tiny.with_steps(4, "body", [ACQUIRE, AHEAD, EXPECT, CALL, ACQUIRE])
+    with Model(Artifact.open(tiny.write(tmp_path / "b", good))):
+        pass
 
 
 def test_layers_whose_experts_differ(tiny: Any, tmp_path: Path) -> None:

@@ -67,6 +67,21 @@ def test_results_do_not_depend_on_the_budget(
         assert read == expert_bytes * sum(c.misses for c in counters)
 
 
+@pytest.mark.parametrize("readers", [1, 4])
+@pytest.mark.parametrize("slots", [2, 3, 9, 40, 63, 64])
+def test_results_do_not_depend_on_what_is_expected(
+    demo: Artifact, expected: list[bytes], slots: int, readers: int
+) -> None:
+    with Model(demo, 2, reader_threads=readers) as model:
+        model.set_expert_budget(slots * model.experts.expert_bytes)
+        model.expect_experts(True)
+        assert conversation(model) == expected
+        counters = model.expert_counters()
+        assert counters[0].expected == 0
+        assert all(c.expected >= c.expected_used for c in counters)
+        assert slots not in (2, 64) or not any(c.expected for c in counters)
+
+
 def test_a_budget_changed_while_running_changes_no_bit(
     demo: Artifact, expected: list[bytes]
 ) -> None:

@@ -79,6 +79,8 @@ def test_the_map_is_warmed_and_then_the_class_of_the_prompt(
         ("map-pinned", 20, True),
         ("global-warmed", 40, False),
         ("map-warmed", 40, True),
+        ("layer-ahead", 0, False),
+        ("map-layer-ahead", 40, True),
     ],
 )
 def test_policies(
@@ -105,6 +107,8 @@ def test_policies(
         assert answer(session, tokens) == expected
         residency.set_budget(budget)
         assert settled(model, ahead) >= set(activation_map.hottest(ahead, index))
+        read = sum(counters.expected for counters in model.expert_counters())
+        assert policy.layer_ahead or not read
 
 
 def answer(session: Session, tokens: list[int]) -> list[bytes]:

@@ -77,7 +77,7 @@ def test_round_trip(program: Program) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 2}, "program version 2, this emberd reads 5"),
+        ({"version": 2}, "program version 2, this emberd reads 6"),
         ({"symbols": "kernel"}, "symbols is not a list"),
         ({"symbols": ["a b"]}, "'a b' is not a C identifier"),
         ({"symbols": [b"a"]}, r"symbols\[0\] is not a string"),

@@ -8,10 +8,10 @@ from needs import needs
 needs("tvm")
 
 import tvm  # noqa: E402
+from emberd.compile.block_program import extract  # noqa: E402
 from emberd.compile.isa.isa import host_isas  # noqa: E402
 from emberd.compile.passes.keep_state import keep_state  # noqa: E402
 from emberd.compile.passes.plan_memory import lower_remaining, plan_memory  # noqa: E402
-from emberd.compile.program import extract  # noqa: E402
 from tvm import relax  # noqa: E402
 
 

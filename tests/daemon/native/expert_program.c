@@ -1,5 +1,6 @@
 /* A program with experts: ids, weights and scores of both layers, then the sums of each layer's
- * experts as logits, by the kernels `route` and `sum_experts`. */
+ * experts as logits, by the kernels `route` and `sum_experts`. Layer 1's are expected before those of
+ * layer 0 are waited for, by the kernel `foresee`. */
 #define _GNU_SOURCE
 #include "expert_program.h"
 
@@ -9,7 +10,8 @@
 
 #include "check.h"
 
-enum { OUT = SCORES + 1, PER_LAYER, PER_SIZE = 1 + LAYERS * PER_LAYER }; /* buffers of a sequence */
+enum { OUT = SCORES + 1, PER_LAYER, EXPECTED = 1 + LAYERS * PER_LAYER, PER_SIZE }; /* buffers of a
+                                                                                    * sequence */
 enum { LINE = CHUNK * TOP_K * 4, SCORE_BYTES = CHUNK * EXPERTS * 4 };
 enum { TABLES, BANK_BUFFER = LAYERS, FIRST };
 
@@ -36,7 +38,7 @@ int64_t place_of(int layer, int kind)
     return layer * (2 * LINE + SCORE_BYTES) + kind * LINE;
 }
 
-/* Buffers of a sequence: tokens, then for each layer ids, weights, scores and sums. */
+/* Buffers of a sequence: tokens, for each layer ids, weights, scores and sums, and the ids expected. */
 static void set_sequence(int first, int64_t tokens, int64_t shape)
 {
     int64_t rows = tokens > 1;
@@ -52,6 +54,12 @@ static void set_sequence(int first, int64_t tokens, int64_t shape)
                    shape + 2);
         set_buffer(at + OUT, EMBER_LOGITS, DL_FLOAT, 2, layer * LINE, rows, shape);
     }
+    set_buffer(first + EXPECTED, EMBER_SCRATCH, DL_INT, 2, place_of(LAYERS, IDS), rows, shape);
+}
+
+static int32_t *write_words(int32_t *at, const int32_t *words, size_t bytes)
+{
+    return (int32_t *)memcpy(at, words, bytes) + bytes / sizeof *words;
 }
 
 static int64_t write_steps(int32_t *words, int first, ember_step_kind kind)
@@ -62,7 +70,7 @@ static int64_t write_steps(int32_t *words, int first, ember_step_kind kind)
         EMBER_CALL,     0,          1 + 3 * LAYERS, first,          of_0 + IDS,
         of_0 + WEIGHTS, of_0 + SCORES, of_1 + IDS,  of_1 + WEIGHTS, of_1 + SCORES,
     };
-    at = (int32_t *)memcpy(at, route, sizeof route) + sizeof route / sizeof *route;
+    at = write_words(at, route, sizeof route);
     for (int layer = 0; layer < LAYERS; layer++) {
         int ids = first + 1 + PER_LAYER * layer;
         const int32_t acquire[] = {
@@ -70,8 +78,14 @@ static int64_t write_steps(int32_t *words, int first, ember_step_kind kind)
             BANK_BUFFER,
         };
         const int32_t sum[] = {kind, 1, 4, ids, TABLES + layer, BANK_BUFFER, ids + OUT};
-        at = (int32_t *)memcpy(at, acquire, sizeof acquire) + sizeof acquire / sizeof *acquire;
-        at = (int32_t *)memcpy(at, sum, sizeof sum) + sizeof sum / sizeof *sum;
+        const int32_t ahead[] = {
+            EMBER_CALL_AHEAD,     2,         2, first, first + EXPECTED,
+            EMBER_EXPECT_EXPERTS, layer + 1, 1, first + EXPECTED,
+        };
+        at = write_words(at, acquire, sizeof acquire);
+        if (layer + 1 < LAYERS)
+            at = write_words(at, ahead, sizeof ahead);
+        at = write_words(at, sum, sizeof sum);
     }
     return at - words;
 }
@@ -81,7 +95,7 @@ ember_model_config make_config(const void *kernels, int64_t size, int bank, int6
 {
     static int32_t one[64], many[64];
     static ember_sequence sequences[5];
-    static const char *const symbols[] = {"route", "sum_experts"};
+    static const char *const symbols[] = {"route", "sum_experts", "foresee"};
     shapes[0] = EXPERTS;
     shapes[1] = BANK;
     shapes[2] = bytes;
@@ -104,7 +118,7 @@ ember_model_config make_config(const void *kernels, int64_t size, int bank, int6
         .kernels = kernels,
         .kernels_bytes = size,
         .symbols = symbols,
-        .symbol_count = 2,
+        .symbol_count = 3,
         .buffers = buffers[0],
         .buffer_count = FIRST + 2 * PER_SIZE,
         .shapes = shapes,
@@ -113,7 +127,7 @@ ember_model_config make_config(const void *kernels, int64_t size, int bank, int6
         .sequence_count = 5,
         .tables = tables,
         .tables_bytes = sizeof tables,
-        .scratch_bytes = LAYERS * (2 * LINE + SCORE_BYTES),
+        .scratch_bytes = place_of(LAYERS, IDS) + LINE,
         .state_bytes = 4,
         .tokens_bytes = CHUNK * 4,
         .positions_bytes = CHUNK * 4,

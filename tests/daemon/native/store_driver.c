@@ -12,6 +12,7 @@
 
 #include "check.h"
 #include "running.h"
+#include "store.h"
 #include "system.h"
 
 char message[EMBER_ERROR_BYTES];
@@ -49,7 +50,7 @@ static void *prefer_on(void *model)
 
 static void change(running *run)
 {
-    switch (draw() % 5) {
+    switch (draw() % 6) {
     case 0:
         pthread_mutex_lock(&preferring);
         set_budget(run, TOP_K + draw() % (ALL - TOP_K + 1));
@@ -63,6 +64,9 @@ static void change(running *run)
         break;
     case 3:
         prefer_resident(run, (float)(draw() % 3) / 32);
+        break;
+    case 4:
+        ember_model_expect_experts(run->model, draw() % 2);
         break;
     default:
         break;
@@ -97,6 +101,7 @@ static void test_random_steps(const ember_model_config *config, int64_t expert_b
     }
     atomic_store(&failures_in_100, 0);
     CHECK(counters[0].hits > 0 && counters[1].misses > 0 && counters[0].stall_nanoseconds > 0);
+    CHECK(counters[1].expected >= counters[1].expected_used);
     close_model(&run);
 }
 
@@ -140,6 +145,57 @@ static void test_warming(running *run, int readers)
         CHECK(before >= 0 && before < readers + TOP_K);
     }
     set_budget(run, ALL);
+}
+
+static bool is_reading(ember_store *store)
+{
+    ember_reader_lock(store->reader);
+    bool reading = store->reading > 0 || store->expected_next < store->expected_count;
+    ember_reader_unlock(store->reader);
+    return reading;
+}
+
+/* Expects experts of a layer, as a step does, and waits until they were read. */
+static void expect(running *run, int32_t layer, int32_t *ids, int64_t count)
+{
+    ember_tensor tensor = {.dl.data = ids, .shape = {count, 1}};
+    ember_store_expect(run->model->residency.store, layer, &tensor);
+    while (is_reading(run->model->residency.store))
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
+/* What is expected is there when it is used, and takes no slot of what is used or expected itself. */
+static void test_expecting(running *run)
+{
+    const int32_t token = 1;
+    for (int slots = 2 * TOP_K; slots <= 3 * TOP_K; slots++) {
+        set_budget(run, ALL);
+        set_budget(run, slots);
+        CHECK(decode(run, token) == EMBER_OK);
+        ember_expert_counters before[LAYERS];
+        memcpy(before, counters, sizeof before);
+        int32_t ids[EXPERTS], used[] = {chosen(token, 1, 0), chosen(token, 1, 1)};
+        for (int i = 0; i < EXPERTS; i++)
+            ids[i] = (chosen(token, 0, 0) + i) % EXPERTS;
+        expect(run, 1, used, TOP_K);
+        CHECK(counters[1].expected == before[1].expected);
+        expect(run, 0, ids, EXPERTS);
+        int64_t read = counters[0].expected - before[0].expected;
+        CHECK(read == slots - 2 * TOP_K);
+        CHECK(decode(run, token) == EMBER_OK);
+        CHECK(counters[0].misses == before[0].misses && counters[1].misses == before[1].misses);
+    }
+    set_budget(run, ALL);
+    set_budget(run, ALL - 1);
+    ember_expert_counters before = counters[1];
+    int32_t used[] = {chosen(token, 1, 0), chosen(token, 1, 1)};
+    expect(run, 1, used, TOP_K);
+    CHECK(counters[1].expected == before.expected + TOP_K);
+    for (int i = 0; i < 2; i++) {
+        CHECK(decode(run, token) == EMBER_OK);
+        CHECK(counters[1].expected_used == before.expected_used + TOP_K);
+        CHECK(counters[1].hits == before.hits + (i + 1) * TOP_K);
+    }
 }
 
 /* A step that has waited for its time skips the light experts: that of layer 0, whose read has begun,
@@ -327,6 +383,7 @@ int main(int count, char **arguments)
         if (expert_bytes[i] % sysconf(_SC_PAGESIZE) == 0)
             test_memory(&run);
         test_warming(&run, 2);
+        test_expecting(&run);
         test_stalls(&run);
         test_rerouting(&run);
         test_truncated(&run, arguments[2]);
