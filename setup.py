@@ -10,6 +10,7 @@ setup(
                 "daemon/native/acquire.c",
                 "daemon/native/ahead.c",
                 "daemon/native/draw.c",
+                "daemon/native/expect.c",
                 "daemon/native/guard.c",
                 "daemon/native/library.c",
                 "daemon/native/memory.c",

@@ -21,6 +21,7 @@ from emberd.compile.texts import text_files
 from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.artifact import check_replaceable
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.policies import POLICIES
 from emberd.targets.registry import HOST, UnknownTargetError, find_target
 from tqdm import tqdm
 
@@ -53,6 +54,11 @@ def build(
     except UnknownTargetError as error:
         raise EmberdError(str(error)) from None
     isas = host_isas()[:1] if target == HOST else [ISAS[name] for name in found.isas]
+    if POLICIES[found.expert_policy].needs_predictor == "tokens" and predictor is None:
+        raise EmberdError(
+            f"target {found.name} has the policy {found.expert_policy}, which needs a predictor: "
+            "give --predictor"
+        )
     check_replaceable(destination)
     with _reported(), tempfile.TemporaryDirectory() as temporary:
         folder = source

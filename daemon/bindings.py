@@ -184,6 +184,7 @@ def _load() -> ctypes.CDLL:
         ),
         "ember_bias": (ctypes.c_int, (Row, pointer, pointer, int64)),
         "ember_mask": (None, (Row, pointer)),
+        "ember_expect": (None, (pointer, int32, ExpertLayout, pointer, pointer)),
         "ember_top_k": (int64, (Row, int64, pointer, pointer)),
         "ember_log_sum_exp": (ctypes.c_double, (Row,)),
         "ember_draw": (ctypes.c_int, (Row, ctypes.POINTER(Sampling), pointer)),

@@ -49,6 +49,9 @@ class TraceOwner(Protocol):
     def reserve(self, tokens: int) -> None:
         """Makes room for so many more tokens in `memory`."""
 
+    def noted(self, sessions: Sequence[Session]) -> None:
+        """Called after a step of these sessions, each of which had as many tokens."""
+
 
 class Model:
     """An artifact's model, mapped and ready to run.
@@ -219,7 +222,12 @@ class Model:
         for layer, expert in experts:
             if not (0 <= layer < layout.layers and 0 <= expert < layout.experts):
                 raise EmberdError(f"expert {expert} of layer {layer} does not exist")
-        indices = array("i", (layer * layout.experts + expert for layer, expert in experts))
+        self.warm_indices(
+            array("i", (layer * layout.experts + expert for layer, expert in experts))
+        )
+
+    def warm_indices(self, indices: array[int]) -> None:
+        """The same for int32 layer * experts + expert."""
         with self._store_lock:
             handle = self._opened()
             address, count = indices.buffer_info()
@@ -292,12 +300,17 @@ class Model:
                 raise EmberdError(message)
             for session in sessions:
                 session.length += 1
+            self._end_step(sessions)
             return Logits(self, count)
 
     def _begin_step(self, tokens: int) -> None:
         self._steps += 1
         if self._trace is not None:
             self._trace.reserve(tokens)
+
+    def _end_step(self, sessions: Sequence[Session]) -> None:
+        if self._trace is not None:
+            self._trace.noted(sessions)
 
     def _checked_batch(self, sessions: Sequence[Session], tokens: Sequence[int]) -> array[int]:
         """The tokens as int32, each of them fit for its session."""
@@ -347,6 +360,7 @@ class Model:
             self._sessions.clear()
             core.ember_model_close(self._handle)
             self._handle = None
+            self._trace = None
             self._steps += 1
 
     def __enter__(self) -> Model:

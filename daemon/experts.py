@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from emberd.daemon.activation_map import ActivationMap, Expert
 from emberd.daemon.artifact import Artifact
@@ -23,6 +24,9 @@ from emberd.daemon.errors import EmberdError
 from emberd.daemon.expert_ledger import ExpertLedger
 from emberd.daemon.policies import DEFAULT, Policy
 from emberd.daemon.shortcuts import Shortcuts, refusal
+
+if TYPE_CHECKING:
+    from emberd.daemon.expert_predictor import ExpertPredictor
 
 _AHEAD_TOKENS = 64  # for which experts are read ahead
 _LEAST_USES = 0.25  # of an expert by so many tokens, for it to be read ahead
@@ -55,7 +59,8 @@ class Residency:
         shortcuts: Shortcuts | None = None,
         policy: Policy = DEFAULT,
     ) -> None:
-        """Without `shortcuts`, tokens take none; without a map, every `policy` is plain LRU."""
+        """Without `shortcuts`, tokens take none; without a map, a `policy` does without what it
+        needs one for."""
         self.budget = budget
         self.shortcuts = shortcuts or Shortcuts()
         self._reader_threads = reader_threads
@@ -73,10 +78,12 @@ class Residency:
         self._least = 0  # budget of a step, in bytes, once a model has been opened
         self._refusal = ""  # of shortcuts, by the model that was opened
         self._model: weakref.ref[Model] | None = None
+        self._predictor: weakref.ref[ExpertPredictor] | None = None  # that follows the model
         self._compared: int | None = None  # budget that was compared with the token_demand
 
     def open(self, artifact: Artifact, threads: int | None) -> Model:
-        """Opens the model. Raises EmberdError."""
+        """Opens the model. Raises EmberdError, also where the policy needs a predictor that the
+        artifact has not."""
         with self._lock:
             model = Model(artifact, threads, self.budget, self._reader_threads)
             self._refusal = refusal(model)
@@ -88,6 +95,12 @@ class Residency:
                 self._model = weakref.ref(model)
                 self._ledger.opened()
             self._compare(model)
+            if self.policy.needs_predictor == "tokens":
+                from emberd.daemon.expert_predictor import ExpertPredictor
+
+                self._predictor = weakref.ref(
+                    ExpertPredictor(artifact, model, self.policy.read_ahead)
+                )
         self._prefer(model, None)
         return model
 
@@ -254,7 +267,10 @@ class Residency:
 
     def _keep(self, model: Model, pinned: Sequence[Expert], soon: Sequence[Expert]) -> None:
         """Pins these and no others, and has those read that are likely to be used `soon`."""
-        if self.policy.pinned:
+        predictor = None if self._predictor is None else self._predictor()
+        if predictor is not None:
+            predictor.pin(pinned)
+        elif self.policy.pinned:
             layout = model.experts
             priorities = [0] * (layout.layers * layout.experts)
             for layer, expert in pinned:

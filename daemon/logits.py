@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from emberd.daemon.bindings import FAILED, OK, REFUSED, Row, Sampling, core
+from emberd.daemon.bindings import FAILED, OK, REFUSED, ExpertLayout, Row, Sampling, core
 from emberd.daemon.errors import EmberdError, NoFiniteLogits
 from emberd.daemon.program import BOUND_BLOCK
 
@@ -102,6 +102,27 @@ class Logits:
         if status == FAILED:
             raise EmberdError("no memory to draw a token")
         return token.value
+
+    def expect(self, layout: ExpertLayout, priorities: array[int]) -> array[int]:
+        """Takes the rows for what a predictor expects of the next tokens, the nearest first: scores
+        [rows, layers, experts], of which a layer's sum to 1. Adds the sum of an expert's to its
+        priority, in units of 2**-20, unless it is pinned.
+
+        Returns the experts that the nearest token is likeliest to choose, int32 layer * experts +
+        expert [layers * top_k], the best of each layer first.
+        """
+        count = layout.layers * layout.experts
+        if not len(priorities) == count == self.vocab_size:
+            raise EmberdError(f"scores of {self.vocab_size} experts: the model has {count}")
+        likeliest = array("i", bytes(4 * layout.layers * layout.top_k))
+        core.ember_expect(
+            self._row(0).logits,
+            self.rows,
+            layout,
+            priorities.buffer_info()[0],
+            likeliest.buffer_info()[0],
+        )
+        return likeliest
 
     def _check_current(self) -> None:
         if self._of_step != self._model._steps:

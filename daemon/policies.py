@@ -2,9 +2,8 @@
 replay traces against.
 
 All build on least recently used; what they add, they take from an activation map or a predictor.
-The daemon follows those that need no predictor of the tokens that come. A target's description
-names the policy of the artifacts that are built for it; the daemon's setting `expert_policy` names
-another.
+The daemon follows those that it has the means for. A target's description names the policy of the
+artifacts that are built for it; the daemon's setting `expert_policy` names another.
 """
 
 from __future__ import annotations
@@ -50,11 +49,6 @@ class Policy:
             return "next layer"
         return "tokens" if self.retained or self.read_ahead else ""
 
-    @property
-    def simulated_only(self) -> bool:
-        """Whether the daemon cannot follow it."""
-        return self.needs_predictor == "tokens" or self.offline
-
 
 POLICIES: dict[str, Policy] = {
     policy.name: policy
@@ -80,9 +74,9 @@ def followed(name: str) -> Policy:
     EmberdError for one that does not exist, or that only `emberc simulate` has."""
     if not name:
         return DEFAULT
-    known = ", ".join(policy.name for policy in POLICIES.values() if not policy.simulated_only)
+    known = ", ".join(policy.name for policy in POLICIES.values() if not policy.offline)
     if name not in POLICIES:
         raise EmberdError(f"unknown policy {name!r:.80}; the daemon has {known}")
-    if POLICIES[name].simulated_only:
+    if POLICIES[name].offline:
         raise EmberdError(f"only emberc simulate has the policy {name}; the daemon has {known}")
     return POLICIES[name]

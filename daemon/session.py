@@ -174,6 +174,7 @@ class Session:
                 self._failure = message
             raise EmberdError(message)
         self.length += count
+        self._model._end_step([self])
         if logits is LogitsRole.NONE:
             return None
         return Logits(self._model, count if logits is LogitsRole.ALL else 1)

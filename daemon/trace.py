@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from emberd.daemon.bindings import Trace
 from emberd.daemon.core import Model
+from emberd.daemon.session import Session
 
 _TOKENS_AT_FIRST = 64
 
@@ -61,6 +63,9 @@ class RoutingTrace:
         memory.ids, _ = self._ids.buffer_info()
         memory.weights, _ = self._weights.buffer_info()
         memory.capacity = capacity
+
+    def noted(self, sessions: Sequence[Session]) -> None:
+        """What was noted stays until `take`."""
 
     def take(self) -> Routing:
         """What was noted since the last call, which is then forgotten; not during a step."""

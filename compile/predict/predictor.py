@@ -9,8 +9,6 @@ from emberd.compile.residency.trace import CommandTrace
 from numpy.typing import NDArray
 
 AHEAD = 3  # tokens that are predicted
-WINDOW = 16  # tokens that predictors may look back on, the present one included
-
 Scores = NDArray[np.float32]
 Experts = NDArray[np.uint16]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from emberd.compile.predict.predictor import AHEAD, WINDOW, Scores, multi_hot, repeated
+from emberd.compile.predict.predictor import AHEAD, Scores, multi_hot, repeated
 from emberd.compile.residency.trace import CommandTrace, TraceHeader
+from emberd.daemon.expert_predictor import WINDOW
 
 
 class PreviousToken:

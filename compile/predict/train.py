@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from emberd.compile.files import write_whole
 from emberd.compile.predict.network import Weights, check, to_onnx
-from emberd.compile.predict.predictor import AHEAD, WINDOW, Experts
+from emberd.compile.predict.predictor import AHEAD, Experts
 from emberd.compile.residency.trace import CommandTrace, Trace, TraceHeader
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.expert_predictor import WINDOW
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import trange

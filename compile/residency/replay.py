@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import pairwise, zip_longest
 from typing import Protocol
 
@@ -141,7 +141,11 @@ def _run(cache: _Cache, taken: Sequence[Step], outcome: Outcome) -> None:
 
 
 class _Online:
-    """Least recently used, and what a policy adds to it."""
+    """Least recently used, and what a policy adds to it.
+
+    As in the daemon, an expert that is expected less makes place before one that is expected more,
+    whichever was used last; and nothing that is expected more makes place for a read ahead.
+    """
 
     def __init__(
         self, policy: Policy, slots: int, outcome: Outcome, activation_map: ActivationMap | None
@@ -151,7 +155,10 @@ class _Online:
         self._outcome = outcome
         self._map = activation_map
         self._pinned: set[Expert] = set()
-        self._others: OrderedDict[Expert, None] = OrderedDict()  # the first to be evicted first
+        self._others: OrderedDict[Expert, None] = OrderedDict()  # least recently used first
+        self._expected: list[list[float]] = []  # of each layer's experts; empty: nothing is
+        self._order: list[tuple[float, int, Expert]] = []  # heap by expectation, some outdated
+        self._needed: set[Expert] = set()  # at the same time, or read ahead
         self._hottest: dict[int | None, list[Expert]] = {}
 
     def begin(self, command_class: str, cold: bool) -> None:
@@ -162,6 +169,7 @@ class _Online:
         policy = self._policy
         if policy.pinned:
             self._pin(self._wanted(command_class)[: int(policy.pinned * self._slots)])
+        self._rank()
         if policy.warmed and not self._others:
             for expert in reversed(self._wanted(command_class)):
                 self._load(expert)
@@ -176,17 +184,17 @@ class _Online:
                 misses.append(expert)
         outcome.accesses += len(needed)
         outcome.hits += len(needed) - len(misses)
-        # What is needed is at the end by now: it is evicted only where it exceeds the slots.
+        self._needed = set(needed)
         for expert in misses:
             self._load(expert)
 
     def expect(self, step: Step) -> None:
         if step.expectation is None:
             return
+        self._needed = set()
         if self._policy.retained:
-            value = step.expectation.scores.tolist()
-            order = sorted(self._others, key=lambda expert: value[expert[0]][expert[1]])
-            self._others = OrderedDict.fromkeys(order)
+            self._expected = step.expectation.scores.tolist()
+            self._rank()
         if self._policy.read_ahead:
             for layer, likeliest in enumerate(step.expectation.likeliest.tolist()):
                 self._read_ahead([(layer, expert) for expert in likeliest])
@@ -198,7 +206,8 @@ class _Online:
     def _read_ahead(self, experts: Sequence[Expert]) -> None:
         for expert in experts:
             if expert not in self._others and expert not in self._pinned:
-                self._load(expert)
+                self._load(expert, ahead=True)
+                self._needed.add(expert)
 
     def _pin(self, experts: Sequence[Expert]) -> None:
         """Pins these and no others; what was pinned before is the first to be evicted."""
@@ -213,12 +222,44 @@ class _Online:
         while len(self._others) > self._slots - len(new):
             self._others.popitem(last=False)
 
-    def _load(self, expert: Expert) -> None:
-        """Reads an expert in place of the first to be evicted."""
+    def _load(self, expert: Expert, ahead: bool = False) -> None:
+        """Reads an expert in place of the first to be evicted; `ahead`: unless that is expected
+        more."""
         if len(self._others) + len(self._pinned) >= self._slots:
-            self._others.popitem(last=False)
+            victim = self._victim()
+            if ahead and self._expectation(victim) > self._expectation(expert):
+                return
+            del self._others[victim]
         self._others[expert] = None
         self._outcome.reads += 1
+        if self._expected:
+            heappush(self._order, (self._expectation(expert), len(self._others), expert))
+
+    def _victim(self) -> Expert:
+        """The first to be evicted: what is needed only where that is all there is."""
+        kept = []
+        found = None
+        while self._order and found is None:
+            entry = heappop(self._order)
+            if entry[2] in self._others:
+                kept.append(entry)
+                found = None if entry[2] in self._needed else entry[2]
+        for entry in kept:
+            heappush(self._order, entry)
+        return next(iter(self._others)) if found is None else found
+
+    def _rank(self) -> None:
+        """Puts all that may be evicted in the order of what is expected of them."""
+        if self._expected:
+            self._order = [
+                (self._expectation(expert), index, expert)
+                for index, expert in enumerate(self._others)
+            ]
+            heapify(self._order)
+
+    def _expectation(self, expert: Expert) -> float:
+        layer, number = expert
+        return self._expected[layer][number] if self._expected else 0.0
 
     def _wanted(self, command_class: str) -> list[Expert]:
         """The map's most chosen experts for a class that it has, else for any command."""

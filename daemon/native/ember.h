@@ -250,6 +250,13 @@ typedef struct {
 /* Draws a token. EMBER_REFUSED when the greatest is not finite, EMBER_FAILED without memory. */
 EMBER_API ember_status ember_draw(ember_row row, const ember_sampling *sampling, int32_t *token);
 
+/* Takes scores [rows][layers][experts] of 0 to 1 for what a predictor expects of the next tokens, the
+ * nearest first. Adds the sum of an expert's to its priority [layers][experts], in units of 2^-20 and
+ * below EMBER_PINNED, but to none that is pinned; and writes which experts (layer * experts + expert)
+ * of each layer the nearest token is likeliest to choose, best first: [layers][top_k]. */
+EMBER_API void ember_expect(const float *scores, int32_t rows, ember_expert_layout layout,
+                            int32_t *priorities, int32_t *likeliest);
+
 /* A merge of byte-pair encoding, of a left token that is known where it is found. */
 typedef struct {
     int32_t right; /* token */

@@ -39,8 +39,9 @@ static int32_t next_expected(ember_store *store)
     return -1;
 }
 
-/* Warming takes no slot of what was warmed or used since it began, so the rest of a list that is
- * too long is dropped. What it could not read is tried again by a step that needs it. */
+/* Warming takes no slot of what was warmed or used since it began, nor of a higher priority: where
+ * there is none for an expert, those of its priority and below are dropped from the list. What it
+ * could not read is tried again by a step that needs it. */
 static int32_t next_warm(ember_store *store)
 {
     while (store->warm_next < store->warm_count) {
@@ -50,13 +51,15 @@ static int32_t next_warm(ember_store *store)
         int32_t priority = store->config.priorities[expert];
         if (priority == EMBER_PINNED)
             priority--;
+        if (priority <= store->warm_refused)
+            continue;
         int32_t index =
             ember_store_place(store, expert, EMBER_READ_WARM, priority, store->warm_since);
         if (index >= 0) {
             store->slots[index].placed = 0;
             return index;
         }
-        store->warm_next = store->warm_count;
+        store->warm_refused = priority;
     }
     return -1;
 }
@@ -184,6 +187,7 @@ void ember_store_warm(ember_store *store, const int32_t *experts, int64_t count)
         store->clock++; /* else what the present acquire needs has to stay */
     store->warm_since = store->clock;
     store->warm_next = store->warm_count = 0;
+    store->warm_refused = INT64_MIN;
     for (int64_t i = 0; i < count && i < store->expert_count; i++) {
         int32_t index = store->slot_of[experts[i]];
         if (index >= 0)

@@ -45,6 +45,7 @@ struct ember_store {
     int32_t expected_next, expected_count;
     int32_t *warm;   /* experts to read when nothing else is to be read */
     int32_t warm_next, warm_count;
+    int64_t warm_refused; /* there was no slot for this priority */
     uint64_t warm_since;
     uint64_t clock; /* counts acquires */
     ember_wanted *wanted; /* of the current acquire, in the order of the file */

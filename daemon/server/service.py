@@ -109,13 +109,19 @@ def shortcuts(config: Config) -> Shortcuts:
 
 def _policy(artifact: Artifact, config: Config, activation_map: ActivationMap | None) -> Policy:
     """That of the settings, else of the artifact; a warning says where one asked for lacks a map.
-    Raises EmberdError."""
+    Raises EmberdError, also where it lacks a predictor."""
     try:
         policy = followed(config.expert_policy or artifact.expert_policy)
     except EmberdError as error:
         raise EmberdError(f"{artifact.path}: {error}") from None
+    if policy.needs_predictor == "tokens" and not artifact.has_predictor:
+        raise EmberdError(
+            f"{artifact.path}: the policy {policy.name} needs a predictor, which emberc build "
+            "--predictor ships: build it again, or choose another expert_policy"
+        )
     if config.expert_policy and policy.needs_map and activation_map is None:
-        log.warning("%s: without an activation map, %s is as lru", artifact.path, policy.name)
+        alike = "predictor-retained" if policy.retained else "lru"
+        log.warning("%s: without an activation map, %s is as %s", artifact.path, policy.name, alike)
     return policy
 
 

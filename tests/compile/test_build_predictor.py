@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,15 @@ def test_that_of_another_artifact_is_refused(plain: Path, predicted: Path, tmp_p
     shutil.copytree(plain, copy / "predictor")
     with pytest.raises(EmberdError, match="predictor is damaged"):
         Artifact.open(copy).predictor()
+
+
+def test_a_target_whose_policy_needs_one_is_not_built_without(
+    converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = replace(find_target("host"), expert_policy="read-ahead")
+    monkeypatch.setattr("emberd.compile.build.find_target", lambda _name: target)
+    with pytest.raises(EmberdError, match="read-ahead, which needs a predictor: give --predictor"):
+        build(converted, tmp_path / "artifact", "host", "q4")
 
 
 def test_a_network_of_another_model_leaves_nothing(converted: Path, tmp_path: Path) -> None:

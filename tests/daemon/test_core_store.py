@@ -243,6 +243,22 @@ def test_warm_experts_are_there_when_they_are_needed(demo: Artifact) -> None:
             call()
 
 
+def test_what_finds_no_place_keeps_none_of_a_higher_priority_from_one(demo: Artifact) -> None:
+    with Model(demo, 2) as model:
+        model.set_expert_budget(4 * model.experts.expert_bytes)
+        priorities = [0] * 64
+        priorities[:4] = 2, 2, 4, 4
+        model.set_expert_priorities(priorities)
+        model.warm_experts([(0, expert) for expert in range(4)])
+        wait_for_reads(model, 4)
+        priorities[4:8] = 1, 3, 0, 3
+        model.set_expert_priorities(priorities)
+        model.warm_experts([(0, expert) for expert in range(4, 8)])
+        wait_for_reads(model, 6)
+        there = [i for i, resident in enumerate(model.resident_experts()) if resident]
+        assert there == [2, 3, 5, 7]
+
+
 def test_warming_and_pinning_during_steps_change_no_bit(
     demo: Artifact, expected: list[bytes]
 ) -> None:

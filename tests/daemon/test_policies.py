@@ -1,4 +1,4 @@
-"""The daemon follows policies that need no predictor of tokens, and says so of the others."""
+"""The daemon follows the policies that it can, and says so of the others."""
 
 from __future__ import annotations
 
@@ -8,30 +8,38 @@ from emberd.daemon.policies import DEFAULT, POLICIES, followed
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "needs"),
     [
-        *("lru", "global-pinned", "map-pinned", "global-warmed", "map-warmed"),
-        *("layer-ahead", "map-layer-ahead"),
+        ("lru", ""),
+        ("global-pinned", "map"),
+        ("map-pinned", "map"),
+        ("global-warmed", "map"),
+        ("map-warmed", "map"),
+        ("predictor-retained", "tokens"),
+        ("pinned-retained", "map, tokens"),
+        ("read-ahead", "tokens"),
+        ("layer-ahead", "next layer"),
+        ("map-layer-ahead", "map, next layer"),
     ],
 )
-def test_policies_of_the_daemon(name: str) -> None:
-    assert followed(name) is POLICIES[name]
-    assert POLICIES[name].needs_map == (name not in ("lru", "layer-ahead"))
+def test_policies_of_the_daemon(name: str, needs: str) -> None:
+    policy = followed(name)
+    assert policy is POLICIES[name]
+    assert policy.needs_map == needs.startswith("map")
+    assert policy.needs_predictor == needs.removeprefix("map").removeprefix(", ")
 
 
 def test_no_name_is_the_default() -> None:
     assert followed("") is DEFAULT
 
 
-@pytest.mark.parametrize("name", ["predictor-retained", "read-ahead", "belady"])
-def test_policies_of_simulate_alone(name: str) -> None:
-    with pytest.raises(EmberdError, match=f"only emberc simulate has the policy {name}; .* lru, "):
-        followed(name)
+def test_a_policy_of_simulate_alone() -> None:
+    with pytest.raises(EmberdError, match=r"only emberc simulate has the policy belady; .* lru, "):
+        followed("belady")
 
 
 def test_an_unknown_policy_names_the_known_ones() -> None:
     with pytest.raises(
-        EmberdError,
-        match=r"unknown policy 'fifo'; .* lru, .*map-warmed, layer-ahead, map-layer-ahead$",
+        EmberdError, match=r"unknown policy 'fifo'; .* lru, .*read-ahead, .*layer-ahead$"
     ):
         followed("fifo")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from activation_maps import random_map
 from emberd.compile.predict.available import available
-from emberd.compile.predict.predictor import multi_hot
+from emberd.compile.predict.predictor import Experts, multi_hot
 from emberd.compile.residency.replay import Expectation, Outcome, Step, replay, steps
 from emberd.compile.residency.trace import CommandTrace, TraceHeader
 from emberd.daemon.activation_map import Expert
@@ -183,6 +183,32 @@ def test_what_is_expected_least_is_evicted_first() -> None:
     assert replay([("a", taken)], replace(LRU, retained=True), 2) == Outcome(4, 4, 1, 3)
     nothing = [replace(step, expectation=None) for step in taken]
     assert replay([("a", nothing)], replace(LRU, retained=True), 2).hits == 0
+
+
+def test_what_is_expected_least_goes_whichever_was_used_last() -> None:
+    taken = expecting(one_layer([0], [1], [2], [0]), 0, 0, 0, 7)
+    taken[1:2] = expecting(one_layer([0, 1]), 0)  # 1 is used after 0, and before 2 is read
+    assert replay([("a", taken)], replace(LRU, retained=True), 2) == Outcome(4, 5, 2, 3)
+    later = [Step(1, [[(0, 1)], [(0, 2)]]), *one_layer([0])]
+    outcome = replay([("a", [*taken[:2], *later])], replace(LRU, retained=True), 2)
+    assert outcome.hits == 3  # 0 twice, and 1, which makes place for 2 though it was just used
+
+
+def test_nothing_that_is_expected_more_makes_place_for_a_read_ahead() -> None:
+    def scores(*values: float) -> Expectation:
+        return Expectation.of(np.array([[values]], np.float32), 1)
+
+    first, second = one_layer([0, 1], [2])
+    taken = [replace(first, expectation=scores(0.5, 0.1, 0.4)), second]
+    wanted = replace(taken[0], expectation=replace(scores(0.5, 0.4, 0.1), likeliest=best_of(2)))
+    read_ahead = POLICIES["read-ahead"]
+    assert replay([("a", [taken[0], second])], read_ahead, 2).reads == 3
+    assert replay([("a", [wanted, *one_layer([0, 1])])], read_ahead, 2) == Outcome(2, 4, 2, 2)
+
+
+def best_of(*experts: int) -> Experts:
+    """The likeliest of a single layer."""
+    return np.array([experts], np.uint16)
 
 
 def test_pins_and_retention_go_together() -> None:

@@ -155,6 +155,12 @@ async def test_a_policy_that_lacks_a_map_is_as_lru(
     await daemon.chat("set the driver side to 21 degrees", max_tokens=3)
 
 
+@pytest.mark.parametrize("name", ["predictor-retained", "pinned-retained", "read-ahead"])
+def test_a_policy_that_lacks_a_predictor_is_refused(demo_artifact: Path, name: str) -> None:
+    with pytest.raises(EmberdError, match=f"^{demo_artifact}: the policy {name} needs a predictor"):
+        load_service(demo_artifact, Config(expert_policy=name))
+
+
 def test_a_policy_of_a_newer_artifact_is_refused(demo_artifact: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(demo_artifact, tmp_path / "artifact"))
     manifest = json.loads((copy / "manifest.json").read_text())
