@@ -35,6 +35,12 @@ class ExpertCounts(Protocol):
     @property
     def substituted(self) -> int: ...
 
+    @property
+    def expected(self) -> int: ...
+
+    @property
+    def expected_used(self) -> int: ...
+
 
 class Histogram:
     """Observations in seconds."""
@@ -150,6 +156,16 @@ def _expert_lines(prefix: str, counted: Sequence[tuple[str, ExpertCounts]]) -> l
             "substituted",
             "Experts that tokens took in place of missing ones.",
             [c.substituted for c in counters],
+        ),
+        (
+            "read_ahead",
+            "Experts that were read as the layer before expected them.",
+            [c.expected for c in counters],
+        ),
+        (
+            "read_ahead_used",
+            "Experts of those that a step then asked for.",
+            [c.expected_used for c in counters],
         ),
         ("read_bytes", "Bytes of experts that were read.", [c.bytes for c in counters]),
         (

@@ -118,6 +118,12 @@ class ExpertCountersLike(Protocol):
     @property
     def substituted(self) -> int: ...
 
+    @property
+    def expected(self) -> int: ...
+
+    @property
+    def expected_used(self) -> int: ...
+
 
 @runtime_checkable
 class WatchableExperts(Protocol):

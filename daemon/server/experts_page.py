@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from emberd.daemon.server.experts_style import STYLE
 
+_RARE = ("substituted", "skipped", "read_ahead", "read_ahead_used")  # told where it happened
 _REFRESH_SECONDS = 5
 _HEATS = (0.5, 1, 2, 4, 8)  # bounds of the shades, in even shares
 _SHADES = ("never", "to ½", "to 1", "to 2", "to 4", "to 8", "more")
@@ -99,10 +100,9 @@ def _classes(report: dict[str, Any]) -> Iterator[str]:
     entries = [entry for entry in report.get("by_class", ()) if _asked(entry)]
     if not entries:
         return
-    shortcuts = [
-        name for name in ("substituted", "skipped") if any(entry[name] for entry in entries)
-    ]
-    heads = ("class", "hit rate", "asked for", "read", "waited", *shortcuts)
+    rare = [name for name in _RARE if any(entry[name] for entry in entries)]
+    named = (name.replace("_", " ") for name in rare)
+    heads = ("class", "hit rate", "asked for", "read", "waited", *named)
     yield "<h2>Cost by class of command</h2>"
     yield "<p>Counts are of experts, since the daemon was started.</p>"
     yield '<div class="wide"><table><thead><tr>'
@@ -115,7 +115,7 @@ def _classes(report: dict[str, Any]) -> Iterator[str]:
             f"{_asked(entry):,}",
             _size(entry["read_bytes"]),
             f"{entry['stall_seconds']:,.2f} s",
-            *(f"{entry[name]:,}" for name in shortcuts),
+            *(f"{entry[name]:,}" for name in rare),
         )
         yield f"<tr><th>{escape(name)}</th>"
         yield from (f"<td>{figure}</td>" for figure in figures)

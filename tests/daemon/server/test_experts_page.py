@@ -173,7 +173,8 @@ MINUTES = [
 
 
 def costs(hits: int, misses: int, **more: Any) -> dict[str, Any]:
-    counted = {"hits": hits, "misses": misses, "skipped": 0, "substituted": 0}
+    counted = {"hits": hits, "misses": misses}
+    counted |= dict.fromkeys(("skipped", "substituted", "read_ahead", "read_ahead_used"), 0)
     return {**counted, "read_bytes": 2_000_000 * misses, "stall_seconds": misses / 8, **more}
 
 
@@ -201,10 +202,11 @@ def test_costs_are_told_by_class(loaded: bool) -> None:
     assert [bar.get("height") for bar in bars] == ["0.0", "100.0", "100.0"]
 
 
-def test_shortcuts_are_told_where_some_were_taken() -> None:
-    taken = costs(6, 4, layers=[costs(6, 4)], skipped=3, **{"class": "media"})
+@pytest.mark.parametrize("name", ["skipped", "substituted", "read_ahead", "read_ahead_used"])
+def test_what_is_rare_is_told_where_it_happened(name: str) -> None:
+    taken = costs(6, 4, layers=[costs(6, 4)], **{"class": "media", name: 3})
     heads, row = table(parsed(page(report(by_class=[taken]))))
-    assert heads[5] == "skipped" and row[5] == "3" and "substituted" not in heads
+    assert heads[5] == name.replace("_", " ") and row[5] == "3" and len(heads) == 7
 
 
 def test_without_a_map_there_are_no_classes_to_tell_apart() -> None:

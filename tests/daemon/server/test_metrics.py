@@ -113,7 +113,7 @@ async def test_what_requests_did_is_counted(serve: Any) -> None:
 def test_experts_are_counted_by_layer_and_by_class() -> None:
     layers = [
         ExpertCounters(hits=3, misses=1, bytes=50),
-        ExpertCounters(stall_nanoseconds=2 * 10**9),
+        ExpertCounters(stall_nanoseconds=2 * 10**9, expected=5, expected_used=4),
     ]
     named = [('a "b\\c', ExpertCounters(hits=2, misses=4)), (None, ExpertCounters(bytes=7))]
     families = parse(Metrics().text({}, layers, named))
@@ -127,6 +127,8 @@ def test_experts_are_counted_by_layer_and_by_class() -> None:
     }
     stalls = families["emberd_expert_stall_seconds_total"].samples.values()
     assert list(stalls) == [0, 2]
+    for name, count in (("read_ahead", 5), ("read_ahead_used", 4)):
+        assert list(families[f"emberd_expert_{name}_total"].samples.values()) == [0, count]
     assert list(families["emberd_expert_class_read_bytes_total"].samples.values()) == [0, 7]
 
 
