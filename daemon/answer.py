@@ -21,10 +21,13 @@ class Utf8Stream:
     """
 
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
+        self._rest = b""  # of a character that is not complete
 
     def push(self, data: bytes) -> str:
-        return self._decoder.decode(data)
+        data = self._rest + data
+        text, used = codecs.utf_8_decode(data, "ignore")
+        self._rest = data[used:]
+        return text
 
 
 class StopSearch:

@@ -80,18 +80,6 @@ class Row(ctypes.Structure):
     _fields_ = (("logits", ctypes.c_void_p), ("bounds", ctypes.c_void_p), ("n", ctypes.c_int64))
 
 
-class Sampling(ctypes.Structure):
-    """ember_sampling of ember.h."""
-
-    _fields_ = (
-        ("temperature", ctypes.c_double),
-        ("top_k", ctypes.c_int64),
-        ("top_p", ctypes.c_double),
-        ("min_p", ctypes.c_double),
-        ("uniform", ctypes.c_double),
-    )
-
-
 class Config(ctypes.Structure):
     """ember_model_config of ember.h."""
 
@@ -152,6 +140,7 @@ def _load() -> ctypes.CDLL:
         )
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    real = ctypes.c_double
     error = (ctypes.c_char_p, ctypes.c_size_t)
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "ember_model_open": (pointer, (ctypes.POINTER(Config), *error)),
@@ -186,8 +175,8 @@ def _load() -> ctypes.CDLL:
         "ember_mask": (None, (Row, pointer)),
         "ember_expect": (None, (pointer, int32, ExpertLayout, pointer, pointer)),
         "ember_top_k": (int64, (Row, int64, pointer, pointer)),
-        "ember_log_sum_exp": (ctypes.c_double, (Row,)),
-        "ember_draw": (ctypes.c_int, (Row, ctypes.POINTER(Sampling), pointer)),
+        "ember_log_sum_exp": (real, (Row,)),
+        "ember_draw": (int32, (Row, real, real, int64, real, real)),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)

@@ -23,6 +23,7 @@ from emberd.daemon.bindings import (
     ExpertCounters,
     ExpertLayout,
     ExpertWatch,
+    Row,
     Trace,
     accepted,
     config,
@@ -101,6 +102,7 @@ class Model:
         self._bounds = anonymous_memory(program.section_bytes["bounds"], "bounds of logits")
         has_bounds = program.section_bytes["bounds"] > 0
         self._bounds_address = address(self._bounds) if has_bounds else None
+        self._rows: dict[int, Row] = {}  # of logits, those that were asked for
         files: list[int] = []
         try:
             for name in (WEIGHTS, EXPERTS):
@@ -278,12 +280,14 @@ class Model:
         """
         with self._lock:
             ids = self._checked_batch(sessions, tokens)
-            for session in sessions:
-                session._begin_step()
             count = len(sessions)
             self._begin_step(count)
-            handles = array("Q", [session._handle for session in sessions])
-            lengths = array("q", [session.length for session in sessions])
+            handles, lengths = array("Q"), array("q")
+            for session in sessions:
+                if session._rewound:
+                    session._forget_later()
+                handles.append(session._handle)
+                lengths.append(session.length)
             status = core.ember_model_step(
                 self._handle,
                 handles.buffer_info()[0],
@@ -321,8 +325,7 @@ class Model:
         for session in sessions:
             if session._model is not self:
                 raise EmberdError("a session in the batch is of another model")
-            session._check_usable()
-            session._check_room(1)
+            session._check_usable(1)
         return self._checked(tokens)
 
     def _checked(self, tokens: Sequence[int]) -> array[int]:

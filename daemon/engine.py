@@ -210,9 +210,11 @@ class Engine:
 
     def _next(self) -> Callable[[], None] | None:
         """Waits until there is something to do; None when the engine closes."""
+        if self._jobs and not self._closing:
+            return self._round
         with self._changed:
             while not self._closing:
-                if self._queue or self._jobs:
+                if self._queue:
                     return self._wake if self._model is None else self._round
                 if self._wanted:
                     return self._wake
@@ -265,11 +267,19 @@ class Engine:
         self._model = None
 
     def _round(self) -> None:
-        self._assign()
+        if self._queue:
+            self._assign()
         model = self._model
         assert model is not None
-        prefilling = [job for job in self._jobs if job.prefilling]
-        decoding = [job for job in self._jobs if not job.prefilling]
+        prefilling: list[Job] = []
+        decoding: list[Job] = []
+        for job in [*self._jobs]:
+            if job.stream.cancelled:
+                self._release(job, "cancelled")
+            elif job.prefilling:
+                prefilling.append(job)
+            else:
+                decoding.append(job)
         if prefilling:
             first, *others = prefilling
             self._jobs = [*decoding, *others, first]
@@ -278,12 +288,9 @@ class Engine:
             )
         for start in range(0, len(decoding), model.max_chunk):
             self._decode(model, decoding[start : start + model.max_chunk])
-        self._idle_since = time.monotonic()
 
     def _assign(self) -> None:
         """Give waiting requests to idle slots."""
-        if not self._queue:
-            return
         with self._changed:
             while self._queue and self._idle:
                 self._start(self._queue.popleft())
@@ -303,8 +310,6 @@ class Engine:
 
     def _prefill(self, job: Job, limit: int) -> None:
         """Read a chunk of the job's prompt."""
-        if self._drop_cancelled(job):
-            return
         began = time.monotonic()
         if job.unread:
             self._prompt_begins()
@@ -325,14 +330,9 @@ class Engine:
         Should it fail, nobody can tell whose fault it was: each reads its tokens again, alone, and
         the one at fault will fail there.
         """
-        jobs = [job for job in jobs if not self._drop_cancelled(job)]
-        if not jobs:
-            return
         began = time.monotonic()
         try:
-            view = prefix_cache.step_together(
-                model, [job.slot for job in jobs], [job.token for job in jobs]
-            )
+            view = model.step_batch([job.slot.session for job in jobs], [job.token for job in jobs])
         except Exception as error:
             if len(jobs) == 1:
                 self._drop_failed(jobs[0], error)
@@ -343,7 +343,7 @@ class Engine:
             return
         for row, job in enumerate(jobs):
             try:
-                done = job.decode(view.row(row))
+                done = job.decode(view, row)
             except Exception as error:
                 self._drop_failed(job, error)
             else:
@@ -354,11 +354,6 @@ class Engine:
     def _complete(self, job: Job) -> None:
         self._release(job, "completed")
         job.stream.put(None)
-
-    def _drop_cancelled(self, job: Job) -> bool:
-        if job.stream.cancelled:
-            self._release(job, "cancelled")
-        return job.stream.cancelled
 
     def _drop_failed(self, job: Job, error: Exception) -> None:
         self._release(job, "failed")
@@ -375,6 +370,7 @@ class Engine:
             self._idle.append(job.slot)
             self.metrics.requests[outcome] += 1
         if not self._jobs:
+            self._idle_since = time.monotonic()
             self._at_rest()
 
 

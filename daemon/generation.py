@@ -91,9 +91,9 @@ class Generation:
         self._released = 0  # characters of content
         self._logprobs: deque[tuple[int, Sampled]] = deque()  # where each token's content begins
 
-    def accept(self, logits: LogitsView) -> Delta | None:
-        """Sample the next token; the text that it makes certain, if any."""
-        sampled = self._sampler.sample(logits)
+    def accept(self, logits: LogitsView, row: int = -1) -> Delta | None:
+        """Sample the next token from a row; the text that it makes certain, if any."""
+        sampled = self._sampler.sample(logits, row)
         self.token = sampled.token
         self._left -= 1
         answer = self._answer
@@ -113,7 +113,7 @@ class Generation:
                 tail = answer.finish()
                 piece = Piece(piece.content + tail.content, piece.reasoning)
         self._released += len(piece.content)
-        logprobs = self._certain_logprobs()
+        logprobs = self._certain_logprobs() if self._logprobs else ()
         return Delta(self.choice, piece, logprobs) if piece or logprobs else None
 
     def _certain_logprobs(self) -> tuple[Sampled, ...]:

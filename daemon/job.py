@@ -57,6 +57,8 @@ class Job:
         self._read_from = reused
         self._scores = request.score_prompt
         self._generation = Generation(request, 0, tokenizer)
+        self.token = -1
+        """The last token generated, which the next step is of."""
         self._last_token = 0.0
 
     @property
@@ -97,14 +99,10 @@ class Job:
         assert view is not None
         return self._accept(view)
 
-    @property
-    def token(self) -> int:
-        """The last token generated, which the next step is of."""
-        return self._generation.token
-
-    def decode(self, view: LogitsView) -> bool:
-        """Take the logits of that step; True when the request is complete."""
-        return self._accept(view)
+    def decode(self, view: LogitsView, row: int) -> bool:
+        """Take its row of logits of that step; True when the request is complete."""
+        self.slot.tokens.append(self.token)
+        return self._accept(view, row)
 
     def read_again(self) -> None:
         """After a step that failed: read all up to the last token generated, and go on from it."""
@@ -127,14 +125,16 @@ class Job:
             scored.append(score(token, view, request.sampling.logprobs or 0, row))
         self.stream.put(Scored(tuple(scored)))
 
-    def _accept(self, view: LogitsView) -> bool:
-        event = self._generation.accept(view)
+    def _accept(self, view: LogitsView, row: int = -1) -> bool:
+        generation = self._generation
+        event = generation.accept(view, row)
+        self.token = generation.token
         self._count()
         if event:
             self.stream.put(event)
-        if self._generation.finish is None:
+        if generation.finish is None:
             return False
-        self.stream.put(Finish(self._generation.choice, self._generation.finish))
+        self.stream.put(Finish(generation.choice, generation.finish))
         return self._next_choice()
 
     def _next_choice(self) -> bool:

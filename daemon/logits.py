@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from emberd.daemon.bindings import FAILED, OK, REFUSED, ExpertLayout, Row, Sampling, core
+from emberd.daemon.bindings import OK, ExpertLayout, Row, core
 from emberd.daemon.errors import EmberdError, NoFiniteLogits
 from emberd.daemon.program import BOUND_BLOCK
 
@@ -35,10 +35,6 @@ class Logits:
         row_bytes = self.vocab_size * 4
         used = memoryview(self._model._logits)[self._first * row_bytes :][: self.rows * row_bytes]
         return used.cast("f", (self.rows, self.vocab_size)).toreadonly()
-
-    def row(self, index: int) -> Logits:
-        """One row on its own."""
-        return Logits(self._model, 1, self._index(index))
 
     def bias(self, biases: Mapping[int, float], row: int = -1) -> None:
         """Adds to the logit of each token what `biases` says."""
@@ -94,14 +90,12 @@ class Logits:
         """
         if not temperature >= 0:
             raise EmberdError(f"temperature {temperature}: expected one of 0 or above")
-        sampling = Sampling(temperature, top_k, top_p, min_p, uniform)
-        token = ctypes.c_int32()
-        status = core.ember_draw(self._row(row), ctypes.byref(sampling), ctypes.byref(token))
-        if status == REFUSED:
+        token: int = core.ember_draw(self._row(row), uniform, temperature, top_k, top_p, min_p)
+        if token == -1:
             raise NoFiniteLogits
-        if status == FAILED:
+        if token < 0:
             raise EmberdError("no memory to draw a token")
-        return token.value
+        return token
 
     def expect(self, layout: ExpertLayout, priorities: array[int]) -> array[int]:
         """Takes the rows for what a predictor expects of the next tokens, the nearest first: scores
@@ -137,16 +131,15 @@ class Logits:
     def _outside(self, token: int) -> EmberdError:
         return EmberdError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
 
-    def _index(self, row: int) -> int:
-        """Which row of the step's it is."""
+    def _row(self, row: int) -> Row:
         self._check_current()
         if not -self.rows <= row < self.rows:
             raise EmberdError(f"row {row} of {self.rows}")
-        return self._first + row % self.rows
-
-    def _row(self, row: int) -> Row:
-        index, model, n = self._index(row), self._model, self.vocab_size
-        bounds = model._bounds_address
-        if bounds is not None:
-            bounds += index * -(-n // BOUND_BLOCK) * 4
-        return Row(model._logits_address + index * n * 4, bounds, n)
+        index, model, n = self._first + row % self.rows, self._model, self.vocab_size
+        known = model._rows.get(index)
+        if known is None:
+            bounds = model._bounds_address
+            if bounds is not None:
+                bounds += index * -(-n // BOUND_BLOCK) * 4
+            known = model._rows[index] = Row(model._logits_address + index * n * 4, bounds, n)
+        return known

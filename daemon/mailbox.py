@@ -12,7 +12,6 @@ import ctypes
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 from weakref import WeakKeyDictionary
 
 _signal = ctypes.PyDLL(None, use_errno=True).eventfd_write  # PyDLL: without releasing the lock
@@ -23,21 +22,20 @@ class Mailbox:
     """Of an event loop, in whose thread it is made; see `of_running_loop`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._calls: deque[tuple[Callable[[Any], object], Any]] = deque()
+        self._calls: deque[Callable[[], object]] = deque()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         loop.add_reader(self._event, self._deliver)
 
-    def call(self, function: Callable[[Any], object], argument: Any) -> None:
-        """Has the loop call `function(argument)`, in the order of calls; from any thread. Without
-        effect once the loop is closed. The function must not raise."""
-        self._calls.append((function, argument))
+    def call(self, function: Callable[[], object]) -> None:
+        """Has the loop call a function, in the order of calls; from any thread. Without effect
+        once the loop is closed. The function must not raise."""
+        self._calls.append(function)
         _signal(self._event, 1)
 
     def _deliver(self) -> None:
         os.eventfd_read(self._event)
         while self._calls:
-            function, argument = self._calls.popleft()
-            function(argument)
+            self._calls.popleft()()
 
     def __del__(self) -> None:
         os.close(self._event)

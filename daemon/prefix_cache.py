@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from emberd.daemon.protocols import LogitsView, ModelLike, SessionLike
+from emberd.daemon.protocols import LogitsView, SessionLike
 
 SNAPSHOTS_PER_SLOT = 4
 _clock = count(1)
@@ -31,10 +31,13 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class Slot:
-    """A session, the tokens in it, and snapshots of its state at earlier boundaries."""
+    """A session, the tokens in it, and snapshots of its state at earlier boundaries.
+
+    Whoever makes a step of the session outside of `step` adds its tokens to `tokens`.
+    """
 
     def __init__(self, session: SessionLike) -> None:
-        self._session = session
+        self.session = session
         self.tokens: list[int] = []
         self._snapshots: dict[int, Any] = {}  # length -> snapshot, least recently used first
         self.last_used = 0
@@ -54,14 +57,14 @@ class Slot:
             self.reset()
             return
         snapshot = self._snapshots.pop(length)
-        self._session.restore(snapshot)
+        self.session.restore(snapshot)
         self._snapshots[length] = snapshot
         self._snapshots = {at: kept for at, kept in self._snapshots.items() if at <= length}
         del self.tokens[length:]
 
     def step(self, tokens: Sequence[int], logits: Any) -> LogitsView | None:
         """Run tokens through the model, at most its max_chunk."""
-        view = self._session.step(tokens, logits)
+        view = self.session.step(tokens, logits)
         self.tokens += tokens
         return view
 
@@ -70,24 +73,16 @@ class Slot:
         self._snapshots.pop(len(self.tokens), None)
         while len(self._snapshots) >= SNAPSHOTS_PER_SLOT:
             del self._snapshots[next(iter(self._snapshots))]
-        self._snapshots[len(self.tokens)] = self._session.snapshot()
+        self._snapshots[len(self.tokens)] = self.session.snapshot()
 
     def reset(self) -> None:
         """Forget everything."""
-        self._session.reset()
+        self.session.reset()
         self.tokens.clear()
         self._snapshots.clear()
 
     def close(self) -> None:
-        self._session.close()
-
-
-def step_together(model: ModelLike, slots: Sequence[Slot], tokens: Sequence[int]) -> LogitsView:
-    """One step of the model for one token of each slot; a row of logits for each."""
-    view = model.step_batch([slot._session for slot in slots], tokens)
-    for slot, token in zip(slots, tokens, strict=True):
-        slot.tokens.append(token)
-    return view
+        self.session.close()
 
 
 def choose(idle: Sequence[Slot], prompt: Sequence[int]) -> tuple[Slot, int]:

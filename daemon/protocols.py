@@ -15,9 +15,6 @@ class LogitsView(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def row(self, index: int) -> LogitsView:
-        """One row on its own."""
-
     def bias(self, biases: Mapping[int, float], row: int = -1) -> None:
         """Add to the logit of each token what ``biases`` says."""
 

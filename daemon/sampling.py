@@ -73,27 +73,35 @@ class Sampler:
 
     def __init__(self, parameters: SamplingParameters, choice: int = 0) -> None:
         self._parameters = parameters
+        self._greedy = parameters.temperature == 0
+        self._filters = (
+            parameters.temperature,
+            parameters.top_k,
+            parameters.top_p,
+            parameters.min_p,
+        )
         seed = parameters.seed
         self._penalised = bool(parameters.presence_penalty or parameters.frequency_penalty)
         self._random = random.Random() if seed is None else random.Random(f"{seed}:{choice}")
         self._counts: Counter[int] = Counter()
         self._biases = dict(parameters.logit_bias)  # with the penalties
 
-    def sample(self, logits: LogitsView) -> Sampled:
-        """Choose from the last row. Raises EmberdError where it holds no finite maximum."""
+    def sample(self, logits: LogitsView, row: int = -1) -> Sampled:
+        """Choose from a row. Raises EmberdError where it holds no finite maximum."""
         report = self._parameters.logprobs
         if report is None:
-            return Sampled(self._choose(logits))
-        normaliser, top = _alternatives(logits, report)
-        raw = {token: logits.get(token) for token in self._biases}
-        token = self._choose(logits)
-        value = raw[token] if token in raw else logits.get(token)
+            return Sampled(self._choose(logits, row))
+        normaliser, top = _alternatives(logits, report, row)
+        raw = {token: logits.get(token, row) for token in self._biases}
+        token = self._choose(logits, row)
+        value = raw[token] if token in raw else logits.get(token, row)
         return Sampled(token, value - normaliser, top)
 
-    def _choose(self, logits: LogitsView) -> int:
+    def _choose(self, logits: LogitsView, row: int) -> int:
         if self._biases:
-            logits.bias(self._biases)
-        token = self._draw(logits)
+            logits.bias(self._biases, row)
+        uniform = 0.0 if self._greedy else self._random.random()
+        token = logits.draw(uniform, *self._filters, row)
         if self._penalised:
             self._penalise(token)
         return token
@@ -103,16 +111,6 @@ class Sampler:
         self._counts[token] += 1
         penalty = parameters.presence_penalty + parameters.frequency_penalty * self._counts[token]
         self._biases[token] = parameters.logit_bias.get(token, 0.0) - penalty
-
-    def _draw(self, logits: LogitsView) -> int:
-        parameters = self._parameters
-        return logits.draw(
-            self._random.random() if parameters.temperature else 0.0,
-            parameters.temperature,
-            parameters.top_k,
-            parameters.top_p,
-            parameters.min_p,
-        )
 
 
 def _check(value: float) -> None:

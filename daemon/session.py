@@ -54,7 +54,6 @@ class Session:
         ContextOverflow, or EmberdError for tokens outside the vocabulary, with nothing done.
         """
         with self._model._lock:
-            self._check_usable()
             ids = self._checked(tokens)
             if len(ids) > self._model.max_chunk:
                 raise EmberdError(
@@ -68,7 +67,6 @@ class Session:
         LogitsRole.ALL is for tokens that fit one step: logits live until the next.
         """
         with self._model._lock:
-            self._check_usable()
             ids = self._checked(tokens)
             size, result = self._model.max_chunk, None
             if logits is LogitsRole.ALL and len(ids) > size:
@@ -108,10 +106,10 @@ class Session:
     def reset(self) -> None:
         """Forgets everything: zero state, length 0, memory of the KV cache given back."""
         with self._model._lock:
-            self._check_open()
+            self._failure = None
+            self._check_usable()
             core.ember_session_reset(self._handle)
             self._snapshots.clear()
-            self._failure = None
             self.length = 0
 
     def close(self) -> None:
@@ -131,31 +129,29 @@ class Session:
     def __del__(self) -> None:
         self.close()
 
-    def _check_open(self) -> None:
+    def _check_usable(self, more: int = 0) -> None:
+        """Whether it is open, sound, and has room for so many more tokens."""
         if self._model._handle is None:
             raise EmberdError("the model is closed")
         if self._handle == 0:
             raise EmberdError("the session is closed")
-
-    def _check_usable(self) -> None:
-        self._check_open()
         if self._failure is not None:
             raise EmberdError(f"the session failed before ({self._failure}): reset it")
+        if self.length + more > self.capacity:
+            raise ContextOverflow(
+                f"{more} more tokens do not fit: the session has {self.length} of {self.capacity}"
+            )
 
     def _checked(self, tokens: Sequence[int]) -> array[int]:
         """The tokens as int32, all in the vocabulary, fitting the capacity."""
+        self._check_usable()
         ids = self._model._checked(tokens)
-        self._check_room(len(ids))
+        self._check_usable(len(ids))
         return ids
 
-    def _check_room(self, count: int) -> None:
-        if self.length + count > self.capacity:
-            raise ContextOverflow(
-                f"{count} more tokens do not fit: the session has {self.length} of {self.capacity}"
-            )
-
     def _step(self, ids: array[int], start: int, count: int, logits: LogitsRole) -> Logits | None:
-        self._begin_step()
+        if self._rewound:
+            self._forget_later()
         self._model._begin_step(count)
         first, _ = ids.buffer_info()
         error = self._model._error
@@ -179,10 +175,8 @@ class Session:
             return None
         return Logits(self._model, count if logits is LogitsRole.ALL else 1)
 
-    def _begin_step(self) -> None:
+    def _forget_later(self) -> None:
         """After going back, new tokens overwrite the KV cache that later snapshots need."""
-        if not self._rewound:
-            return
         for snapshot in [s for s in self._snapshots if s.length > self.length]:
             self._snapshots.discard(snapshot)
         self._rewound = False

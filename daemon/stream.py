@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
@@ -20,8 +21,10 @@ class Stream:
 
     def __init__(self, request: Request, cancel: Callable[[Stream], None]) -> None:
         self._cancel = cancel
+        self._loop = asyncio.get_running_loop()
         self._mailbox = mailbox.of_running_loop()
-        self._events: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
+        self._events: deque[Event | Exception | None] = deque()
+        self._awaited: asyncio.Future[None] | None = None  # done when there are events
         self.request = request
         self.cancelled = False
         self.submitted = time.monotonic()
@@ -30,13 +33,21 @@ class Stream:
 
     def put(self, event: Event | Exception | None) -> None:
         """Called from the engine's thread; None ends the stream."""
-        self._mailbox.call(self._events.put_nowait, event)
+        self._events.append(event)
+        self._mailbox.call(self._arrived)
+
+    def _arrived(self) -> None:
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> Event:
-        event = await self._events.get()
+        while not self._events:
+            self._awaited = self._loop.create_future()
+            await self._awaited
+        event = self._events.popleft()
         if event is None:
             raise StopAsyncIteration
         if isinstance(event, Exception):

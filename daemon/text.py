@@ -68,7 +68,8 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self.added = {token.text: token.id for token in vocabulary.added}
         self.special = frozenset(token.id for token in vocabulary.added if token.special)
-        self._added_text = {id: text for text, id in self.added.items()}
+        self._literal = {id: text.encode() for text, id in self.added.items()}
+        self._shown = self._literal | dict.fromkeys(self.special, b"")
         longest_first = sorted(self.added, key=len, reverse=True)
         self._recent = _RecentTexts(vocabulary.encode)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
@@ -121,13 +122,13 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """What a token adds to the answer; nothing for special tokens and unused ids."""
-        return b"" if token in self.special else self.literal_bytes(token)
+        added = self._shown.get(token)
+        return self._vocabulary.piece(token) if added is None else added
 
     def literal_bytes(self, token: int) -> bytes:
         """A token's bytes, special tokens spelled out; nothing for unused ids."""
-        if token in self._added_text:
-            return self._added_text[token].encode()
-        return self._vocabulary.piece(token)
+        added = self._literal.get(token)
+        return self._vocabulary.piece(token) if added is None else added
 
 
 def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

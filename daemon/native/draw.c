@@ -16,8 +16,17 @@ enum {
     FEW = 256, /* tokens that are sorted at once, as one class */
 };
 
+enum { NOT_FINITE = -1, NO_MEMORY = -2 }; /* in place of a token */
+
 /* Leaves the greatest alone as any lower one does; its inverse is a float. */
 static const double LOWEST_TEMPERATURE = 1e-30;
+
+/* The arguments of ember_draw. */
+typedef struct {
+    double uniform, temperature;
+    int64_t top_k;
+    double top_p, min_p;
+} sampling;
 
 typedef struct {
     float value;
@@ -190,18 +199,18 @@ static prefix shorter(prefix a, prefix b)
 }
 
 /* The tokens that top-k, then top-p, then min-p leave. */
-static bool keep(ranking *r, const ember_sampling *sampling, prefix *kept)
+static bool keep(ranking *r, const sampling *s, prefix *kept)
 {
     prefix limit;
-    if (!by_count(r, sampling->top_k > 0 ? sampling->top_k : r->row.n, kept))
+    if (!by_count(r, s->top_k > 0 ? s->top_k : r->row.n, kept))
         return false;
-    if (sampling->top_p < 1) {
-        if (!by_mass(r, sampling->top_p * kept->mass, &limit))
+    if (s->top_p < 1) {
+        if (!by_mass(r, s->top_p * kept->mass, &limit))
             return false;
         *kept = shorter(*kept, limit);
     }
-    if (sampling->min_p > 0) {
-        if (!by_weight(r, sampling->min_p, &limit))
+    if (s->min_p > 0) {
+        if (!by_weight(r, s->min_p, &limit))
             return false;
         *kept = shorter(*kept, limit);
     }
@@ -236,20 +245,18 @@ static bool find(ranking *r, double mass, prefix within, int32_t *token)
 }
 
 /* A token of all of them, in the order of their ids. */
-static ember_status draw_unfiltered(ember_row row, float best, const ember_sampling *sampling,
-                                    int32_t *token)
+static int32_t draw_unfiltered(ember_row row, float best, const sampling *s)
 {
-    float weights[EMBER_BLOCK], scale = (float)(1 / fmax(sampling->temperature, LOWEST_TEMPERATURE));
+    float weights[EMBER_BLOCK], scale = (float)(1 / fmax(s->temperature, LOWEST_TEMPERATURE));
     double total = 0, before = 0, after = 0;
     float *sums = malloc((size_t)((row.n + EMBER_BLOCK - 1) / EMBER_BLOCK) * sizeof *sums);
     if (!sums)
-        return EMBER_FAILED;
+        return NO_MEMORY;
     for (int64_t start = 0; start < row.n; start += EMBER_BLOCK)
         total += sums[start / EMBER_BLOCK] =
             ember_weigh(row.logits + start, block_size(row, start), best, scale, weights);
     int64_t chosen = 0;
-    for (int64_t start = 0; start < row.n && !(after > sampling->uniform * total);
-         start += EMBER_BLOCK) {
+    for (int64_t start = 0; start < row.n && !(after > s->uniform * total); start += EMBER_BLOCK) {
         if (sums[start / EMBER_BLOCK] == 0)
             continue;
         chosen = start;
@@ -258,38 +265,42 @@ static ember_status draw_unfiltered(ember_row row, float best, const ember_sampl
     }
     free(sums);
     ember_weigh(row.logits + chosen, block_size(row, chosen), best, scale, weights);
-    for (int64_t i = 0; i < EMBER_BLOCK && !(before > sampling->uniform * total); i++) {
+    int64_t token = chosen;
+    for (int64_t i = 0; i < EMBER_BLOCK && !(before > s->uniform * total); i++) {
         before += weights[i];
         if (weights[i] > 0)
-            *token = (int32_t)(chosen + i);
+            token = chosen + i;
     }
-    return EMBER_OK;
+    return (int32_t)token;
 }
 
-static ember_status draw(ember_row row, float best, const ember_sampling *sampling, int32_t *token)
+static int32_t draw_filtered(ember_row row, float best, const sampling *s)
 {
     ranking r = {.row = row, .best = best, .sorted_class = -1};
     prefix kept;
-    r.temperature = fmax(sampling->temperature, LOWEST_TEMPERATURE);
-    bool few = sampling->top_k > 0 && sampling->top_k <= FEW;
+    int32_t token;
+    r.temperature = fmax(s->temperature, LOWEST_TEMPERATURE);
+    bool few = s->top_k > 0 && s->top_k <= FEW;
     bool ok = true;
     if (few)
-        ok = take_first(&r, sampling->top_k);
+        ok = take_first(&r, s->top_k);
     else
         classify(&r);
-    ok = ok && keep(&r, sampling, &kept) && find(&r, sampling->uniform * kept.mass, kept, token);
+    ok = ok && keep(&r, s, &kept) && find(&r, s->uniform * kept.mass, kept, &token);
     free(r.sorted);
-    return ok ? EMBER_OK : EMBER_FAILED;
+    return ok ? token : NO_MEMORY;
 }
 
-ember_status ember_draw(ember_row row, const ember_sampling *sampling, int32_t *token)
+int32_t ember_draw(ember_row row, double uniform, double temperature, int64_t top_k, double top_p,
+                   double min_p)
 {
+    sampling s = {uniform, temperature, top_k, top_p, min_p};
     float best;
-    if (ember_top_k(row, 1, token, &best) == 0 || !isfinite(best))
-        return EMBER_REFUSED;
-    if (sampling->temperature == 0)
-        return EMBER_OK;
-    bool filtered = sampling->top_k > 0 || sampling->top_p < 1 || sampling->min_p > 0;
-    return filtered ? draw(row, best, sampling, token)
-                    : draw_unfiltered(row, best, sampling, token);
+    int32_t greatest;
+    if (ember_top_k(row, 1, &greatest, &best) == 0 || !isfinite(best))
+        return NOT_FINITE;
+    if (temperature == 0)
+        return greatest;
+    bool filtered = top_k > 0 || top_p < 1 || min_p > 0;
+    return filtered ? draw_filtered(row, best, &s) : draw_unfiltered(row, best, &s);
 }

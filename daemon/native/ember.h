@@ -235,20 +235,13 @@ EMBER_API int64_t ember_top_k(ember_row row, int64_t k, int32_t *ids, float *val
 /* log(sum(exp(logits))); -infinity for an empty sum. */
 EMBER_API double ember_log_sum_exp(ember_row row);
 
-/* Of what a token is drawn: the first top_k tokens (0: all), of these the fewest that have a share
- * of top_p of their mass, and of these the ones that are at least min_p times as likely as the
- * greatest. */
-typedef struct {
-    double temperature; /* 0: the greatest, whatever else is asked for */
-    int64_t top_k;
-    double top_p;
-    double min_p;
-    double uniform; /* in [0, 1): which token it becomes, in descending order of probability, or in
-                     * the order of ids where top_k, top_p and min_p leave out none */
-} ember_sampling;
-
-/* Draws a token. EMBER_REFUSED when the greatest is not finite, EMBER_FAILED without memory. */
-EMBER_API ember_status ember_draw(ember_row row, const ember_sampling *sampling, int32_t *token);
+/* Draws a token: of the first top_k (0: all), of these the fewest that have a share of top_p of their
+ * mass, and of these the ones that are at least min_p times as likely as the greatest. `uniform`, in
+ * [0, 1), says which, in descending order of probability, or in the order of ids where top_k, top_p
+ * and min_p leave out none. With a temperature of 0 it is the greatest, whatever else is asked for.
+ * Returns the token, or -1 when the greatest logit is not finite, -2 for want of memory. */
+EMBER_API int32_t ember_draw(ember_row row, double uniform, double temperature, int64_t top_k,
+                             double top_p, double min_p);
 
 /* Takes scores [rows][layers][experts] of 0 to 1 for what a predictor expects of the next tokens, the
  * nearest first. Adds the sum of an expert's to its priority [layers][experts], in units of 2^-20 and

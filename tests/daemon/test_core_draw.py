@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from draws import draw
-from emberd.daemon.bindings import OK, Row, Sampling, core
+from emberd.daemon.bindings import Row, core
 
 # Whole classes are weighed in float32: a number nearer than this to a token's edge may miss it.
 TOLERANCE = 1e-6
@@ -18,11 +18,10 @@ TOLERANCE = 1e-6
 
 def _drawn(values: Sequence[float], uniform: float, **settings: Any) -> int:
     chosen = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **settings}
-    logits, token = (ctypes.c_float * len(values))(*values), ctypes.c_int32(-1)
-    sampling = Sampling(**chosen, uniform=uniform)
+    logits = (ctypes.c_float * len(values))(*values)
     row = Row(ctypes.addressof(logits), None, len(values))
-    assert core.ember_draw(row, ctypes.byref(sampling), ctypes.byref(token)) == OK
-    return token.value
+    token: int = core.ember_draw(row, uniform, *chosen.values())
+    return token
 
 
 def _values(count: int, spread: float, seed: int = 5) -> list[float]:

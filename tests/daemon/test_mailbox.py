@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from functools import partial
 from pathlib import Path
 
 from emberd.daemon import mailbox
@@ -22,7 +23,7 @@ def test_calls_come_in_order_and_in_the_loop() -> None:
             if number == 99:
                 done.set()
 
-        sender = threading.Thread(target=lambda: [box.call(note, i) for i in range(100)])
+        sender = threading.Thread(target=lambda: [box.call(partial(note, i)) for i in range(100)])
         sender.start()
         await done.wait()
         sender.join()
@@ -45,7 +46,7 @@ def test_a_mailbox_closes_with_its_loop() -> None:
     gc.collect()  # mailboxes of other tests
     before = _events()
     box, called = asyncio.run(run()), list[int]()
-    box.call(called.append, 1)
+    box.call(partial(called.append, 1))
     assert _events() == before + 1
     del box
     gc.collect()

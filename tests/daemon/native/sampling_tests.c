@@ -59,19 +59,19 @@ static void test_row(int64_t n, int64_t k, unsigned seed)
 }
 
 /* The greater the number, the less likely the token. */
-static void test_draw(int64_t n, ember_sampling sampling)
+static void test_draw(int64_t n, double temperature, int64_t top_k, double top_p, double min_p)
 {
     enum { DRAWS = 400 };
     float row[2000], bounds[32];
-    int32_t token = -1, same = -1, last = 0;
+    int32_t last = 0;
     for (int64_t i = 0; i < n; i++)
         row[i] = i % 50 == 3 ? NAN : -(float)i / (float)n;
     ember_row plain = {row, NULL, n}, quick = bounded(row, bounds, n);
     for (int i = 0; i < DRAWS; i++) {
-        sampling.uniform = (double)i / DRAWS;
-        CHECK(ember_draw(plain, &sampling, &token) == EMBER_OK);
+        double uniform = (double)i / DRAWS;
+        int32_t token = ember_draw(plain, uniform, temperature, top_k, top_p, min_p);
         CHECK(token >= last && token < n && !isnan(row[token]));
-        CHECK(ember_draw(quick, &sampling, &same) == EMBER_OK && same == token);
+        CHECK(ember_draw(quick, uniform, temperature, top_k, top_p, min_p) == token);
         last = token;
     }
 }
@@ -79,10 +79,10 @@ static void test_draw(int64_t n, ember_sampling sampling)
 void test_sampling(void)
 {
     for (int64_t n = 1; n <= 2000; n += 333) {
-        test_draw(n, (ember_sampling){.temperature = 1, .top_p = 1});
-        test_draw(n, (ember_sampling){.temperature = 0.1, .top_k = 7, .top_p = 0.5});
-        test_draw(n, (ember_sampling){.temperature = 0.1, .top_k = 700, .top_p = 0.9});
-        test_draw(n, (ember_sampling){.temperature = 2, .top_p = 1, .min_p = 0.9});
+        test_draw(n, 1, 0, 1, 0);
+        test_draw(n, 0.1, 7, 0.5, 0);
+        test_draw(n, 0.1, 700, 0.9, 0);
+        test_draw(n, 2, 0, 1, 0.9);
     }
     for (int64_t n = 1; n < 300; n += 7)
         for (int64_t k = 0; k <= n + 1; k += n / 3 + 1)
@@ -97,10 +97,8 @@ void test_sampling(void)
     CHECK(ember_log_sum_exp(huge) == (double)1e30f);
     CHECK(ember_log_sum_exp(infinite) == INFINITY);
     CHECK(ember_log_sum_exp(none) == -INFINITY);
-    int32_t token = -1;
-    ember_sampling all = {.temperature = 1, .top_p = 1, .uniform = 0.999};
-    CHECK(ember_draw(huge, &all, &token) == EMBER_OK && token == 0);
-    CHECK(ember_draw(infinite, &all, &token) == EMBER_REFUSED);
-    CHECK(ember_draw(none, &all, &token) == EMBER_REFUSED);
-    CHECK(ember_draw(empty, &all, &token) == EMBER_REFUSED);
+    CHECK(ember_draw(huge, 0.999, 1, 0, 1, 0) == 0);
+    CHECK(ember_draw(infinite, 0.999, 1, 0, 1, 0) == -1);
+    CHECK(ember_draw(none, 0.999, 1, 0, 1, 0) == -1);
+    CHECK(ember_draw(empty, 0.999, 1, 0, 1, 0) == -1);
 }

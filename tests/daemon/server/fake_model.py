@@ -82,9 +82,6 @@ class FakeLogits:
         self._values = values
         self.rows, self.vocab_size = len(values), len(values[0])
 
-    def row(self, index: int) -> FakeLogits:
-        return FakeLogits([self._values[index]])
-
     def bias(self, biases: Mapping[int, float], row: int = -1) -> None:
         for token, bias in biases.items():
             self._values[row][token] += bias

@@ -107,7 +107,7 @@ async def test_an_unforeseen_error_fails_its_request_alone(
     daemon = await start(None, slots=1)
     conversation = [_user("a"), {"role": "assistant", "content": "b"}, _user("c")]
     expected = await daemon.chat(conversation)
-    session = type(daemon.service.engine._slots[0]._session)
+    session = type(daemon.service.engine._slots[0].session)
     for method in ("restore", "snapshot", "step"):
         with monkeypatch.context() as broken:
             broken.delattr(session, method)
@@ -121,7 +121,7 @@ async def test_logits_that_are_no_numbers_are_an_error(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = await start(None)
-    session = type(daemon.service.engine._slots[0]._session)
+    session = type(daemon.service.engine._slots[0].session)
     size = daemon.service.engine.vocab_size
     monkeypatch.setattr(session, "_values", lambda self, history: [math.nan] * size)
     for fields in ({"temperature": 0}, {"temperature": 1}, {"logprobs": True}):
