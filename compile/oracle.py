@@ -86,8 +86,13 @@ class OracleSession:
         fork.length, fork._states = self.length, dict(self._states)
         return fork
 
-    def step(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Append tokens and return the logits f32[T, V] after each of them.
+    def step(
+        self,
+        tokens: Sequence[int] | np.ndarray,
+        nudge: Callable[[np.ndarray], np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """Append tokens and return the logits f32[T, V] after each of them. `nudge` changes their
+        embeddings f32[T, hidden].
 
         Raises EmberdError when a token is outside the vocabulary, none is given, or the model's
         context is too short for them.
@@ -107,6 +112,8 @@ class OracleSession:
         hidden = ids
         for position, instance in enumerate(self._oracle.model.stack):
             hidden = self._run(position, instance.block, hidden, positions)
+            if instance.block == "embed" and nudge is not None:
+                hidden = nudge(hidden)
         self.length += ids.size
         return hidden
 

@@ -9,16 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import TinyModel, tensors, write_checkpoint
+from emberd.compile import verify as verify_module
 from emberd.compile.build import build
 from emberd.compile.cli import main
 from emberd.compile.convert import convert
+from emberd.compile.quantised_oracle import quantised_oracle
 from emberd.compile.quantize.recipes import RECIPES
-from emberd.compile.verify import Verification, compare, verify
+from emberd.compile.verify import Verification, compare, unsettled, verify
+from emberd.daemon.artifact import Artifact
 
 # Every token passes every expert: rounding cannot change which ones.
 TINY = TinyModel("verified", layers="DA", hidden=64, experts=2, top_k=2, intermediate=32)
 TOKENS = np.random.default_rng(0).permutation(TINY.vocab)[:40].tolist()
 POSITION = 23
+DEMO = Path(__file__).parents[2] / "firmware_assets" / "demo" / "model"
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +83,49 @@ def test_a_difference_is_located(
     error = capsys.readouterr().err
     assert error.startswith(f"emberc: error: {changed} differs from ")
     assert f"the first position out of bounds is {POSITION} (" in error
-    assert error.count("\n") == 1
+    assert error.count("\n") == 1 and ("try some with --seed" in error) == (
+        Artifact.open(changed).model.recipe != "f32"
+    )
+
+
+def test_what_onnxruntime_does_not_settle_is_not_judged(
+    changed: Path,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if onnxruntime were undecided everywhere, then everywhere but where the error begins."""
+    arguments = ("--tokens", str(folder / "tokens.json"))
+    settled: list[int] = []
+
+    def undecided(session: object, tokens: list[int], logits: object) -> np.ndarray:
+        return ~np.isin(np.arange(len(tokens)), settled)
+
+    monkeypatch.setattr(verify_module, "unsettled", undecided)
+    assert _run(changed, folder, *arguments) == 0
+    assert re.search(r"not judged: \d+ of 40 positions out of bounds", capsys.readouterr().out)
+    settled.append(POSITION)
+    assert _run(changed, folder, *arguments) == 2
+    assert f"the first position out of bounds is {POSITION} (" in capsys.readouterr().err
+
+
+def test_rounded_sums_are_unsettled_here_and_there(tmp_path: Path) -> None:
+    """Of the embedded model with int8 activations; floats are settled."""
+    model = convert(DEMO, tmp_path / "converted")
+    tokens = np.random.default_rng(0).integers(0, model.dimensions.vocab_size, 64).tolist()
+    shares = {}
+    for recipe in ("q4a8", "f32"):
+        session = quantised_oracle(model, RECIPES[recipe]).session()
+        found = unsettled(session, tokens, session.fork().step(tokens))
+        shares[recipe] = found.mean()
+    assert 0 < shares["q4a8"] < 0.9 and shares["f32"] == 0
+
+
+def test_seeds_are_other_tokens(folder: Path) -> None:
+    first, second, again = (
+        verify(folder / "q4", folder / "converted", seed=seed) for seed in (0, 1, 0)
+    )
+    assert str(first) == str(again) != str(second)
 
 
 def test_what_no_token_reaches_is_not_seen(changed: Path, folder: Path, tmp_path: Path) -> None:
@@ -102,6 +148,11 @@ def test_a_damaged_file_is_named(
     output = capsys.readouterr()
     assert output.out == "" and output.err.count("\n") == 1
     assert f"{file} is damaged" in output.err
+
+
+def test_a_seed_below_0_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(folder / "f32", folder, "--seed=-1") == 2
+    assert "--seed -1: expected 0 or more" in capsys.readouterr().err
 
 
 def test_another_model_is_refused(
