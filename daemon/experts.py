@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _AHEAD_TOKENS = 64  # for which experts are read ahead
 _LEAST_USES = 0.25  # of an expert by so many tokens, for it to be read ahead
+_LEAST_USES_AT_WORK = 1.0  # when what is read may be in the way of what a step needs
 _HOT = 2.0  # times as often chosen as experts are on an average
 _LOOK_SECONDS = 0.001  # from one look at what layers have chosen to the next
 log = logging.getLogger("emberd")
@@ -171,7 +172,7 @@ class Residency:
                 if self.policy.by_class and self._class is None:
                     self._keep(model, [], [])
                 elif self.policy.by_class:
-                    self._prefer(model, self._class)
+                    self._prefer(model, self._class, least_uses=_LEAST_USES_AT_WORK)
         with self._counting:
             self._count()
 
@@ -243,10 +244,17 @@ class Residency:
         model = self._opened()
         return [] if model is None else model.expert_counters()
 
-    def _prefer(self, model: Model, command_class: int | None, layer: int = 0) -> None:
+    def _prefer(
+        self,
+        model: Model,
+        command_class: int | None,
+        layer: int = 0,
+        least_uses: float = _LEAST_USES,
+    ) -> None:
         """Pins and reads ahead what the policy wants for a class, or for any command: where it
         does not go by class, and for None. `layer`: the one that a step will come to next; only
-        hot experts are read then, of this layer first, and then of those after it."""
+        hot experts are read then, of this layer first, and then of those after it.
+        `least_uses`: by so many tokens as are read ahead for."""
         if self._map is None or self.budget is None or not self.policy.needs_map:
             return
         if not self.policy.by_class:
@@ -255,7 +263,7 @@ class Residency:
         slots = min(self.budget // layout.expert_bytes, layout.layers * layout.experts)
         hottest = self._map.hottest(slots, command_class)
         pinned = hottest[: int(self.policy.pinned * slots)]
-        least = _LEAST_USES / (_AHEAD_TOKENS * layout.top_k)
+        least = least_uses / (_AHEAD_TOKENS * layout.top_k)
         masses = [self._map.mass(layer, command_class) for layer in range(layout.layers)]
         wanted = hottest if self.policy.warmed else pinned
         soon = [(layer, expert) for layer, expert in wanted if masses[layer][expert] >= least]

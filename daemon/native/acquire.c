@@ -74,6 +74,17 @@ static void count_wanted(ember_store *store)
     }
 }
 
+/* What was expected in vain is the first to make place; what was not yet begun to be read, never is. */
+static void forget_expected(ember_store *store)
+{
+    for (int32_t i = 0; i < store->expected_next; i++) {
+        int32_t index = store->slot_of[store->expected[i]];
+        if (index >= 0 && store->slots[index].expected)
+            store->slots[index].used = 0;
+    }
+    store->expected_next = store->expected_count = 0;
+}
+
 /* Has the experts read that are missing, as many as there are slots for. */
 static void read_missing(ember_store *store)
 {
@@ -175,7 +186,6 @@ bool ember_store_acquire(ember_store *store, const ember_step *step,
     store->table = acquired->table->dl.data;
     store->acquired = *acquired;
     store->in_waves = step->in_waves;
-    store->expected_next = store->expected_count = 0;
     store->failed = -1;
     store->skipped = 0;
     store->patience = decodes && !step->in_waves ? ember_store_patience(store) : INT64_MAX;
@@ -185,6 +195,7 @@ bool ember_store_acquire(ember_store *store, const ember_step *step,
     if (ok) {
         sort_wanted(store);
         count_wanted(store);
+        forget_expected(store);
         if (store->patience <= 0)
             ember_store_skip(store); /* without a read, which needed ones would have to wait for */
         read_missing(store);

@@ -271,6 +271,8 @@ ember_store *ember_store_open(const ember_store_config *config, ember_error erro
 void ember_store_close(ember_store *store);
 char *ember_store_memory(const ember_store *store); /* of slot 0, the same for ever */
 int64_t ember_store_stall(const ember_store *store); /* nanoseconds waited for reads */
+/* Whether the last step waited for reads most of its time: the disk has none to spare. */
+bool ember_store_is_starved(const ember_store *store);
 /* While a program runs, not all threads read what may be needed. */
 void ember_store_set_running(ember_store *store, bool running);
 bool ember_store_resize(ember_store *store, int32_t slots, ember_error error);

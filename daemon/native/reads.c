@@ -31,6 +31,7 @@ static int32_t next_expected(ember_store *store)
         if (index >= 0) {
             store->slots[index].placed = 0;
             store->slots[index].expected = true;
+            store->slots[index].spared = store->clock;
             store->config.counters[expert / store->config.layout.experts].expected++;
             return index;
         }
@@ -72,6 +73,12 @@ static bool may_go_ahead(const ember_store *store)
                store->under_way[EMBER_READ_PAGES] < most;
 }
 
+/* They are mostly right, and more than one at a time make better use of a disk. */
+static bool may_expect(const ember_store *store)
+{
+    return store->under_way[EMBER_READ_EXPECTED] < (store->config.threads + 1) / 2;
+}
+
 /* What may be needed delays nothing that is. */
 static bool may_guess(const ember_store *store)
 {
@@ -82,17 +89,16 @@ static bool find_read(ember_store *store, ember_read *read)
 {
     ember_read_kind kind = EMBER_READ_NEEDED;
     int32_t index = next_queued(store);
+    if (index < 0 && may_guess(store) && may_expect(store)) {
+        kind = EMBER_READ_EXPECTED;
+        index = next_expected(store);
+    }
     if (index < 0 && may_go_ahead(store)) {
         if (ember_ahead_next(store->config.ahead, read))
             return true;
-        if (may_guess(store)) {
-            kind = EMBER_READ_EXPECTED;
-            index = next_expected(store);
-        }
-        if (index < 0 && may_guess(store)) {
-            kind = EMBER_READ_WARM;
+        kind = EMBER_READ_WARM;
+        if (may_guess(store))
             index = next_warm(store);
-        }
     }
     if (index < 0)
         return false;
@@ -146,9 +152,14 @@ void ember_store_set_running(ember_store *store, bool running)
     ember_reader_lock(store->reader);
     store->running = running;
     store->placed = true;
-    store->stall_before = store->stall;
-    if (!running)
+    if (running) {
+        store->stall_before = store->stall;
+        store->began = ember_nanoseconds();
+    } else {
+        store->starved = store->stall - store->stall_before >
+                         (ember_nanoseconds() - store->began) / 2;
         ember_reader_start(store->reader);
+    }
     ember_reader_unlock(store->reader);
 }
 
@@ -157,7 +168,7 @@ static void expect(ember_store *store, int32_t expert)
 {
     int32_t index = store->slot_of[expert], position = store->config.positions[expert];
     if (index >= 0)
-        store->slots[index].used = store->clock;
+        store->slots[index].spared = store->clock;
     else if (position >= 0 && position < store->config.bank_experts)
         store->expected[store->expected_count++] = expert;
 }

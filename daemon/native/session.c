@@ -102,6 +102,15 @@ static bool check_maps(const ember_model *model, ember_error error)
     return true;
 }
 
+/* Tokens that are decoded are mostly right about the next layer's experts, those of a prompt together
+ * nearly always: only there are a few useless reads worth it while a disk is busy all the time. */
+static bool may_expect(const ember_model *model, bool decodes)
+{
+    const ember_residency *residency = &model->residency;
+    return residency->store && residency->expects &&
+           !(decodes && ember_store_is_starved(residency->store));
+}
+
 /* Runs the sequences of two roles, the second one unless it is EMBER_BODY; the tokens and
  * positions are in their sections. `sessions`: as in ember_run. */
 static ember_status run(ember_model *model, int32_t tokens, const ember_session_memory *sessions,
@@ -122,7 +131,7 @@ static ember_status run(ember_model *model, int32_t tokens, const ember_session_
         .store = model->residency.store,
         .chosen = model->watch.chosen,
         .decodes = first == EMBER_BATCH,
-        .expects = model->residency.store && model->residency.expects,
+        .expects = may_expect(model, first == EMBER_BATCH),
     };
     if (run.store)
         ember_store_set_running(run.store, true);

@@ -12,13 +12,15 @@ static bool is_worth_less(const ember_store *store, const ember_slot *a, const e
     return first != second ? first < second : a->used < b->used;
 }
 
-int32_t ember_store_find_victim(const ember_store *store, int32_t priority, uint64_t since)
+int32_t ember_store_find_victim(const ember_store *store, ember_read_kind kind, int32_t priority,
+                                uint64_t since)
 {
     int32_t found = -1;
     for (int32_t i = 0; i < store->usable; i++) {
         const ember_slot *slot = &store->slots[i];
         if (slot->expert < 0 || !slot->ready || slot->needed == store->clock ||
-            slot->used >= since || priority_of(store, slot) > priority)
+            slot->used >= since || priority_of(store, slot) > priority ||
+            (kind == EMBER_READ_EXPECTED && slot->spared == store->clock))
             continue;
         if (found < 0 || is_worth_less(store, slot, &store->slots[found]))
             found = i;
@@ -53,7 +55,7 @@ int32_t ember_store_place(ember_store *store, int32_t expert, ember_read_kind ki
                           int32_t priority, uint64_t since)
 {
     bool full = store->occupied >= store->limit;
-    int32_t index = full ? ember_store_find_victim(store, priority, since) : find_free(store);
+    int32_t index = full ? ember_store_find_victim(store, kind, priority, since) : find_free(store);
     if (index < 0)
         return -1;
     if (store->slots[index].expert >= 0)

@@ -70,6 +70,11 @@ char *ember_store_memory(const ember_store *store)
     return store->memory.base;
 }
 
+bool ember_store_is_starved(const ember_store *store)
+{
+    return store->starved;
+}
+
 int64_t ember_store_stall(const ember_store *store)
 {
     return store->stall;
@@ -91,7 +96,8 @@ bool ember_store_resize(ember_store *store, int32_t slots, ember_error error)
     while (store->reading > 0)
         ember_reader_wait(store->reader, INT64_MAX);
     while (store->occupied > slots) {
-        int32_t index = ember_store_find_victim(store, INT32_MAX, UINT64_MAX);
+        int32_t index = ember_store_find_victim(store, EMBER_READ_NEEDED, INT32_MAX,
+                                                UINT64_MAX);
         ember_store_empty_slot(store, index);
         ember_mapping_drop(&store->memory, index * bytes, bytes);
     }

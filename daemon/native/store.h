@@ -15,6 +15,7 @@ typedef struct {
     uint64_t needed; /* the acquire that still needs it */
     ember_read_kind kind; /* of its read: NEEDED once a step has come to need it */
     bool expected;   /* it was read as such, and not used since */
+    uint64_t spared; /* the acquire after which it was last expected */
 } ember_slot;
 
 typedef enum { EMBER_WAITING, EMBER_RUNNING, EMBER_FINISHED, EMBER_SKIPPED } ember_progress;
@@ -61,13 +62,16 @@ struct ember_store {
     int failed_code;
     int64_t stall;
     int64_t stall_before; /* the present step */
+    int64_t began;  /* the present step, as of ember_nanoseconds */
+    bool starved;   /* the last step waited for most of its time */
     int64_t patience;     /* how long this acquire waits until it skips; INT64_MAX: for ever */
 };
 
 /* ---- slots.c */
 /* The slot of the expert that is worth least, of those unused since `since` whose priority is at
- * most `priority`; -1 when none may go. */
-int32_t ember_store_find_victim(const ember_store *store, int32_t priority, uint64_t since);
+ * most `priority`; -1 when none may go. For what is only expected, none goes that is expected too. */
+int32_t ember_store_find_victim(const ember_store *store, ember_read_kind kind, int32_t priority,
+                                uint64_t since);
 void ember_store_empty_slot(ember_store *store, int32_t index);
 /* Gives an expert a slot to be read into; returns it, or -1 if there is none for it. */
 int32_t ember_store_place(ember_store *store, int32_t expert, ember_read_kind kind,

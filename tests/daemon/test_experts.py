@@ -158,7 +158,7 @@ def test_what_others_decode_does_not_tell_a_prompts_class(
             session.step([token])
         told: list[int | None] = []
         monkeypatch.setattr(
-            residency, "_prefer", lambda _model, index, _layer=0: told.append(index)
+            residency, "_prefer", lambda _model, index, *_more, **_named: told.append(index)
         )
         residency.prompt_begins()
         time.sleep(0.05)  # for one to look on who should not be in a hurry
@@ -206,6 +206,27 @@ def test_hot_experts_of_the_layers_ahead_come_first(
         assert sorted(early) == sorted(hot) and len(hot) < 40
         layers = list(dict.fromkeys(at for at, _ in early))
         assert layers == [2, 3, 0, 1]
+
+
+def test_at_work_rarer_experts_are_not_read_ahead(
+    demo_artifact: Path, activation_map: ActivationMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    residency = Residency(63 * 24576, 2, activation_map)
+    artifact = Artifact.open(demo_artifact)
+    with residency.open(artifact, 1) as model, model.open_session(256) as session:
+        asked: list[Sequence[tuple[int, int]]] = []
+        residency.prompt_begins()
+        residency.at_rest()  # nobody looks on
+        session.prefill(prompts(artifact, "climate")[0])
+        monkeypatch.setattr(model, "warm_experts", asked.append)
+        residency.prompt_read()
+        residency.set_budget(62 * 24576)
+        index = activation_map.index("climate")
+        for experts, uses in zip(asked, (1.0, 0.25), strict=True):
+            least = uses / 64 / model.experts.top_k
+            hottest = activation_map.hottest(64, index)
+            enough = [(at, e) for at, e in hottest if activation_map.mass(at, index)[e] >= least]
+            assert 0 < len(enough) < 60 and list(experts) == enough
 
 
 def hottest(activation_map: ActivationMap, name: str, wanted: bool) -> set[tuple[int, int]]:

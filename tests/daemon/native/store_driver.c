@@ -164,7 +164,8 @@ static void expect(running *run, int32_t layer, int32_t *ids, int64_t count)
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
-/* What is expected is there when it is used, and takes no slot of what is used or expected itself. */
+/* What is expected is there when it is used, and takes no slot of what is used or expected itself.
+ * While steps wait most of their time, tokens that are decoded expect nothing. */
 static void test_expecting(running *run)
 {
     const int32_t token = 1;
@@ -196,6 +197,14 @@ static void test_expecting(running *run)
         CHECK(counters[1].expected_used == before.expected_used + TOP_K);
         CHECK(counters[1].hits == before.hits + (i + 1) * TOP_K);
     }
+    ember_model_expect_experts(run->model, true);
+    int64_t expected = counters[1].expected;
+    for (int32_t other = 0; other < 24; other++) {
+        run->model->residency.store->starved = true;
+        CHECK(decode(run, other) == EMBER_OK);
+        CHECK(counters[1].expected == expected);
+    }
+    ember_model_expect_experts(run->model, false);
 }
 
 /* A step that has waited for its time skips the light experts: that of layer 0, whose read has begun,
