@@ -19,7 +19,7 @@ from emberd.compile.quantize.formats import FORMATS
 from emberd.compile.quantize.recipes import RECIPES, Recipe
 from emberd.compile.texts import text_files
 from emberd.daemon.activation_map import ActivationMap
-from emberd.daemon.artifact import check_replaceable
+from emberd.daemon.artifact_writer import check_replaceable
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.policies import POLICIES
 from emberd.targets.registry import HOST, UnknownTargetError, find_target

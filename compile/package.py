@@ -24,8 +24,10 @@ from emberd.compile.quantize.formats import FORMATS, Bytes, pack_expert
 from emberd.compile.quantize.recipes import Recipe
 from emberd.compile.residency.trace import TraceHeader
 from emberd.daemon.activation_map import MAP_FILE, ActivationMap, Expert
-from emberd.daemon.artifact import EXPERTS, WEIGHTS, ArtifactWriter, HashingFile, ModelDescription
+from emberd.daemon.artifact import EXPERTS, WEIGHTS
+from emberd.daemon.artifact_writer import ArtifactWriter, HashingFile
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.manifest import ModelDescription
 from emberd.targets.registry import Target
 
 _ROWS_AT_ONCE = 4096  # of a matrix while it is packed: bounds memory

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from emberd.daemon.artifact import ArtifactWriter, ModelDescription
+from emberd.daemon.artifact_writer import ArtifactWriter
 from emberd.daemon.logits import Logits
+from emberd.daemon.manifest import ModelDescription
 from emberd.daemon.program import Buffer, Program, Section, Step, StepKind
 from emberd.daemon.program import Sequence as Steps
 

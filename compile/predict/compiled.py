@@ -27,9 +27,11 @@ from emberd.compile.predict.predictor import AHEAD, Experts, Scores
 from emberd.compile.quantize.recipes import RECIPES
 from emberd.compile.residency.trace import TraceHeader
 from emberd.daemon import program
-from emberd.daemon.artifact import EXPERTS, WEIGHTS, Artifact, ArtifactWriter, ModelDescription
+from emberd.daemon.artifact import EXPERTS, WEIGHTS, Artifact
+from emberd.daemon.artifact_writer import ArtifactWriter
 from emberd.daemon.core import Model
 from emberd.daemon.logits import Logits
+from emberd.daemon.manifest import ModelDescription
 from emberd.daemon.profile import Profile
 from emberd.daemon.program import Buffer, Section, Step, StepKind
 from emberd.daemon.session import LogitsRole

@@ -17,7 +17,8 @@ from emberd.daemon.activation_map import (
     ActivationMap,
     most_classes,
 )
-from emberd.daemon.artifact import Artifact, ArtifactWriter
+from emberd.daemon.artifact import Artifact
+from emberd.daemon.artifact_writer import ArtifactWriter
 from emberd.daemon.errors import EmberdError
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Artifacts: written complete or not at all, read only when they are exactly what was written."""
+"""Artifacts are read only when they are exactly what was written."""
 
 from __future__ import annotations
 
@@ -11,60 +11,18 @@ from typing import Any
 
 import pytest
 from emberd.daemon import artifact as artifact_module
-from emberd.daemon.artifact import Artifact, ArtifactWriter, ModelDescription
+from emberd.daemon.artifact import Artifact
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.machine import ELF_MACHINES, machine
-from emberd.daemon.program import ROLES, SECTION_SIZES, Program, Sequence
+from emberd.daemon.program import Program
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-DESCRIPTION = ModelDescription(
-    name="small",
-    architecture="test",
-    vocab_size=100,
-    hidden_size=8,
-    layers=2,
-    max_context=64,
-    stop_tokens=(3, 99),
-    recipe="q4",
-    details={"parameters": 12345},
-)
-PROGRAM = Program(
-    symbols=("kernel",),
-    chunk_sizes=(1, 8),
-    buffers=(),
-    section_bytes=dict.fromkeys(SECTION_SIZES, 4096),
-    tables=b"",
-    sequences=tuple(Sequence(tokens, role, ()) for tokens in (1, 8) for role in ROLES),
-)
-
-
-def elf(name: str = machine()) -> bytes:
-    """The header of a library for the machine `name`."""
-    code = next(code for code, known in ELF_MACHINES.items() if known == name)
-    return b"\x7fELF\x02\x01\x01" + bytes(11) + code.to_bytes(2, "little") + bytes(44)
-
-
-def write(path: Path, kernels: dict[str, list[str]] | None = None, library: bytes = b"") -> Path:
-    with ArtifactWriter(path, DESCRIPTION, target="some-box", expert_policy="lru") as writer:
-        writer.write_program(PROGRAM)
-        for isa, features in ({"plain": []} if kernels is None else kernels).items():
-            writer.add_kernels(isa, features, library or elf())
-        for name in ("weights.bin", "experts.bin"):
-            with writer.open_file(name) as file:
-                file.write(bytes(1000))
-                file.write(memoryview(b"abcd"))
-        writer.write_file("tokenizer.json", b'{"model": 1}')
-    return path
+from small_artifact import DESCRIPTION, PROGRAM, elf, write
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return write(tmp_path / "model")
-
-
-def everything(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def edit_manifest(path: Path, change: Callable[[Any], None]) -> None:
@@ -96,12 +54,6 @@ def test_a_manifest_need_not_name_a_policy(path: Path) -> None:
     assert Artifact.open(path).expert_policy == ""
 
 
-def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
-    first, second = write(tmp_path / "a"), write(tmp_path / "b")
-    assert everything(first) == everything(second)
-    assert Artifact.open(first).digest == Artifact.open(second).digest
-
-
 @pytest.mark.parametrize("name", ["manifest.json", "weights.bin", "tokenizer.json"])
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_what_is_no_regular_file_is_refused(
@@ -110,122 +62,6 @@ def test_what_is_no_regular_file_is_refused(
     (path / name).unlink()
     make(path / name)
     with pytest.raises(EmberdError, match=f"{name}: not a regular file"):
-        Artifact.open(path)
-
-
-@pytest.mark.parametrize("exchange", [True, False])
-def test_an_artifact_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
-) -> None:
-    if not exchange:
-        monkeypatch.setattr(artifact_module, "_exchange", lambda a, b: False)
-    path = write(tmp_path / "model", {"old": []})
-    write(path, {"new": []})
-    assert Artifact.open(path).kernels.isa == "new"
-    assert not (path / "kernels-old.so").exists()
-    assert os.listdir(tmp_path) == ["model"]  # noqa: PTH208
-
-
-def test_an_empty_folder_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    Artifact.open(write(tmp_path / "model"))
-
-
-@pytest.mark.parametrize("kind", ["file", "folder", "link", "other manifest"])
-def test_anything_else_is_refused(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "target"
-    if kind == "file":
-        path.write_text("mine")
-    elif kind == "link":
-        path.symlink_to(write(tmp_path / "model"))
-    else:
-        path.mkdir()
-        (path / ("mine.txt" if kind == "folder" else "manifest.json")).write_text("{}")
-    before = everything(tmp_path)
-    with pytest.raises(EmberdError, match="exists and is not an artifact"):
-        write(path)
-    assert everything(tmp_path) == before
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, EmberdError])
-def test_an_exception_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
-    with (
-        pytest.raises(error),
-        ArtifactWriter(tmp_path / "model", DESCRIPTION, target="x") as writer,
-        writer.open_file("weights.bin") as file,
-    ):
-        file.write(b"half of it")
-        raise error
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_exception_leaves_the_old_artifact(path: Path) -> None:
-    before = everything(path.parent)
-    with (
-        pytest.raises(RuntimeError),
-        ArtifactWriter(path, DESCRIPTION, target="x") as writer,
-    ):
-        writer.write_program(PROGRAM)
-        raise RuntimeError
-    assert everything(path.parent) == before
-
-
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
-    for name in (".model.killed.partial", ".another.killed.partial"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "weights.bin").write_text("half of it")
-    write(tmp_path / "model")
-    assert {file.name for file in tmp_path.iterdir()} == {"model", ".another.killed.partial"}
-
-
-def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
-    with (
-        pytest.raises(RuntimeError),
-        ArtifactWriter(tmp_path / "model", DESCRIPTION, target="x") as writer,
-    ):
-        writer.write_program(PROGRAM)
-        before = everything(tmp_path)
-        write(tmp_path / "model")
-        assert before.items() <= everything(tmp_path).items()
-        raise RuntimeError
-    assert [file.name for file in tmp_path.iterdir()] == ["model"]
-
-
-def test_an_incomplete_artifact_is_a_mistake_of_the_caller(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ValueError, match=r"no weights\.bin, experts\.bin"),
-        ArtifactWriter(tmp_path / "model", DESCRIPTION, target="x") as writer,
-    ):
-        writer.write_program(PROGRAM)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(EmberdError, match=r"cannot write .*: No space left on device"):
-        write(tmp_path / "model")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unwritable_parent_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EmberdError, match="cannot write"):
-        write(tmp_path / "file" / "model")
-
-
-@pytest.mark.parametrize("name", ["../x", "/etc/x", ".hidden", "", "a\0b"])
-def test_file_names_are_plain(path: Path, tmp_path: Path, name: str) -> None:
-    with (
-        pytest.raises(EmberdError, match="not a plain file name"),
-        ArtifactWriter(tmp_path / "other", DESCRIPTION, target="x") as writer,
-    ):
-        writer.write_file(name, b"")
-    entry = {"bytes": 0, "blake2b": ""}
-    edit_manifest(path, lambda m: m["files"].update({name: entry}))
-    with pytest.raises(EmberdError, match="not a plain file name"):
         Artifact.open(path)
 
 
@@ -289,6 +125,14 @@ def test_bad_manifests(path: Path, change: Callable[[Any], None], message: str) 
     with pytest.raises(EmberdError, match=message) as caught:
         Artifact.open(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", ".hidden", "", "a\0b"])
+def test_file_names_are_plain(path: Path, name: str) -> None:
+    entry = {"bytes": 0, "blake2b": ""}
+    edit_manifest(path, lambda m: m["files"].update({name: entry}))
+    with pytest.raises(EmberdError, match="not a plain file name"):
+        Artifact.open(path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "nonsense", "[" * 100_000, "\ud800"])
