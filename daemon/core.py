@@ -47,8 +47,9 @@ class TraceOwner(Protocol):
 
     memory: Trace
 
-    def reserve(self, tokens: int) -> None:
-        """Makes room for so many more tokens in `memory`."""
+    def reserve(self, tokens: int, sessions: int) -> None:
+        """Makes room for so many more tokens in `memory`. Called before a step of so many, of one
+        session or one of each."""
 
     def noted(self, sessions: Sequence[Session]) -> None:
         """Called after a step of these sessions, each of which had as many tokens."""
@@ -281,7 +282,7 @@ class Model:
         with self._lock:
             ids = self._checked_batch(sessions, tokens)
             count = len(sessions)
-            self._begin_step(count)
+            self._begin_step(count, count)
             handles, lengths = array("Q"), array("q")
             for session in sessions:
                 if session._rewound:
@@ -307,10 +308,10 @@ class Model:
             self._end_step(sessions)
             return Logits(self, count)
 
-    def _begin_step(self, tokens: int) -> None:
+    def _begin_step(self, tokens: int, sessions: int = 1) -> None:
         self._steps += 1
         if self._trace is not None:
-            self._trace.reserve(tokens)
+            self._trace.reserve(tokens, sessions)
 
     def _end_step(self, sessions: Sequence[Session]) -> None:
         if self._trace is not None:

@@ -3,8 +3,8 @@
 An artifact may have a predictor: a small recurrent network, compiled like the model (`emberc build
 --predictor`). After every step it reads which experts the tokens chose, and expects some of the
 tokens that come. An expert that is expected less makes place for others first; those expected most
-of the very next token are read ahead, if the policy says so, while a step needs no others. Results
-do not depend on it.
+of the very next token are read ahead, if the policy says so, while a step needs no others. While
+prompts are read, nothing is expected. Results do not depend on it.
 """
 
 from __future__ import annotations
@@ -63,9 +63,12 @@ class ExpertPredictor:
         self.memory = self._trace.memory
         model.trace_routing(self)
 
-    def reserve(self, tokens: int) -> None:
-        """See core.TraceOwner."""
-        self._trace.reserve(tokens)
+    def reserve(self, tokens: int, sessions: int) -> None:
+        """See core.TraceOwner. What was expected of a few tokens says nothing of a whole prompt."""
+        self._trace.reserve(tokens, sessions)
+        if tokens > sessions and self._priorities != self._pinned:
+            self._priorities = self._pinned
+            self._model.set_expert_priorities(self._pinned)
 
     def noted(self, sessions: Sequence[Session]) -> None:
         """Prefers what is expected after a step, if any experts are not in memory."""

@@ -50,7 +50,7 @@ class RoutingTrace:
         """How many tokens are noted."""
         return int(self.memory.tokens)
 
-    def reserve(self, tokens: int) -> None:
+    def reserve(self, tokens: int, sessions: int) -> None:
         """Makes room for so many more tokens: the model asks for it before every step."""
         memory = self.memory
         needed = memory.tokens + tokens

@@ -121,6 +121,9 @@ def replay(
 
 
 class _Cache(Protocol):
+    def begin_step(self, step: Step) -> None:
+        """Called before a step is taken."""
+
     def acquire(self, needed: Sequence[Expert]) -> None:
         """Has all of `needed` in memory, or each in turn where there are too few slots."""
 
@@ -134,6 +137,7 @@ class _Cache(Protocol):
 def _run(cache: _Cache, taken: Sequence[Step], outcome: Outcome) -> None:
     for step in taken:
         outcome.tokens += step.tokens
+        cache.begin_step(step)
         for needed, likeliest in zip_longest(step.layers, step.next_layer, fillvalue=()):
             cache.acquire(needed)
             cache.expect_layer(likeliest)
@@ -173,6 +177,11 @@ class _Online:
         if policy.warmed and not self._others:
             for expert in reversed(self._wanted(command_class)):
                 self._load(expert)
+
+    def begin_step(self, step: Step) -> None:
+        """What was expected of a few tokens says nothing of a whole prompt."""
+        if step.tokens > 1:
+            self._expected, self._order = [], []
 
     def acquire(self, needed: Sequence[Expert]) -> None:
         others, pinned, outcome = self._others, self._pinned, self._outcome
@@ -288,6 +297,9 @@ class _Offline:
                 self._later.setdefault(expert, [_NEVER]).append(number)
         self._resident: dict[Expert, int] = {}  # and when each is used next
         self._furthest: list[tuple[int, Expert]] = []  # heap of (-next use, expert), some outdated
+
+    def begin_step(self, step: Step) -> None:
+        """It knows already."""
 
     def acquire(self, needed: Sequence[Expert]) -> None:
         resident, outcome = self._resident, self._outcome

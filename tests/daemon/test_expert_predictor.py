@@ -171,6 +171,19 @@ def test_pins_stay_above_what_is_expected(
     assert close(followed.priorities[-1], right)
 
 
+def test_while_a_prompt_is_read_nothing_is_expected(followed: Followed) -> None:
+    """Nor is any of the prompt before it; single tokens are no prompts."""
+    followed.predictor.pin([(1, 0)])
+    pinned = followed.priorities[-1]
+    sessions = [followed.model.open_session(64) for _ in range(2)]
+    for session in sessions:
+        session.step(PROMPT)
+    followed.model.step_batch(sessions, PROMPT[:2])
+    sessions[0].step(PROMPT[:1])
+    resets = [found == pinned for found in followed.priorities]
+    assert resets == [True, False, True, False, False, False]
+
+
 def test_retaining_alone_reads_nothing_ahead(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,8 +193,9 @@ def test_retaining_alone_reads_nothing_ahead(
         assert followed.priorities and not followed.ahead
         model.set_expert_budget(None)
         followed.priorities.clear()
-        model.open_session(64).step(PROMPT)
-        assert not followed.priorities  # while all experts are mapped
+        for _ in range(2):  # while all experts are mapped
+            model.open_session(64).step(PROMPT)
+        assert not any(map(any, followed.priorities))
 
 
 def test_it_ends_with_the_model(artifact: Path) -> None:

@@ -63,8 +63,8 @@ def test_a_trace_without_room_refuses_the_step(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = RoutingTrace(model)
-    trace.reserve(1)
-    monkeypatch.setattr(trace, "reserve", lambda _tokens: None)
+    trace.reserve(1, 1)
+    monkeypatch.setattr(trace, "reserve", lambda _tokens, _sessions: None)
     with model.open_session(200) as session, trace:
         session.prefill([1] * 64)
         with pytest.raises(EmberdError, match="room for 64 tokens and holds 64: 1 more"):

@@ -194,6 +194,13 @@ def test_what_is_expected_least_goes_whichever_was_used_last() -> None:
     assert outcome.hits == 3  # 0 twice, and 1, which makes place for 2 though it was just used
 
 
+def test_while_a_prompt_is_read_nothing_is_expected() -> None:
+    taken = expecting(one_layer([0], [1]), 0, 0)
+    for tokens, hits in ((1, 1), (2, 0)):
+        step = Step(tokens, [[(0, 2)], [(0, 0)]])
+        assert replay([("a", [*taken, step])], replace(LRU, retained=True), 2).hits == hits
+
+
 def test_nothing_that_is_expected_more_makes_place_for_a_read_ahead() -> None:
     def scores(*values: float) -> Expectation:
         return Expectation.of(np.array([[values]], np.float32), 1)
