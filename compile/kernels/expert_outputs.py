@@ -83,6 +83,7 @@ class _Order:
     """Scratch of the sort: pairs (token * top_k + rank) in order of their experts."""
 
     pairs: Buffer  # int32 [pairs], sorted
+    tokens: Buffer  # int32 [pairs]: of each sorted pair, so that inner loops need not divide
     starts: Buffer  # int32 [experts + 1]: where each expert's pairs begin
     cursors: Buffer  # int32 [experts]
     active: Buffer  # int32 [experts]: those with a pair and a slot
@@ -92,6 +93,7 @@ class _Order:
     def arguments(pairs: Dimension, experts: int) -> _Order:
         return _Order(
             T.arg("order_pairs", T.buffer((pairs,), "int32")),
+            T.arg("order_tokens", T.buffer((pairs,), "int32")),
             T.arg("order_starts", T.buffer((experts + 1,), "int32")),
             T.arg("order_cursors", T.buffer((experts,), "int32")),
             T.arg("order_active", T.buffer((experts,), "int32")),
@@ -101,6 +103,7 @@ class _Order:
     @staticmethod
     def scratch(pairs: int, experts: int) -> Scratch:
         return [
+            ("int32", (pairs,)),
             ("int32", (pairs,)),
             ("int32", (experts + 1,)),
             ("int32", (experts,)),
@@ -132,6 +135,7 @@ class _Order:
             expert = load(ids, [token, rank], 1)
             position = load(self.cursors, [expert], 1)
             store(self.pairs, T.Cast("int32", token * top_k + rank), [position])
+            store(self.tokens, T.Cast("int32", token), [position])
             store(self.cursors, position + 1, [expert])
 
 
@@ -143,7 +147,6 @@ def _compute_pairs(
     Tasks go through the experts for one part of them after the other: with a few threads, each
     computes the same share of every expert however unevenly the tokens chose.
     """
-    top_k = int(ids.shape[1])
     order.sort(ids, table)
     active_count = load(order.active_count, [0], 1)
 
@@ -161,7 +164,7 @@ def _compute_pairs(
 
     def hidden(slot: Expr, part: Expr, first: Expr, count: Expr) -> None:
         def token(row: Expr) -> Expr:
-            return T.truncdiv(order.pairs[first + row], top_k)
+            return order.tokens[first + row]
 
         layer.compute_hidden(slot, part, token, lambda row: first + row, count)
 
