@@ -10,8 +10,9 @@ from emberd.compile.traffic import decode_traffic
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.program import Program
 
-from bench import outside
+from bench import multiply, outside
 from bench.measure import PATIENCE_SECONDS, Bench, Samples, note, timed
+from bench.peak import has_vnni
 from bench.quiet import wait_until_quiet
 from bench.table import Row, row
 from bench.worker import Reply, Worker, WorkerError
@@ -32,10 +33,13 @@ class Plan:
     streams: tuple[int, ...] = (1, 2, 4, 8)
     starts: bool = True
     outside: bool = True
+    multiply: bool = has_vnni()
 
 
 FULL = Plan()
-QUICK = Plan(contexts=(0,), prompts=(128, 512), streams=(), starts=False, outside=False)
+QUICK = Plan(
+    contexts=(0,), prompts=(128, 512), streams=(), starts=False, outside=False, multiply=False
+)
 
 
 def measure(bench: Bench, plan: Plan, artifact: Artifact) -> Iterator[Row]:
@@ -48,6 +52,9 @@ def measure(bench: Bench, plan: Plan, artifact: Artifact) -> Iterator[Row]:
             yield from _again(_starts, bench, threads)
         if plan.outside:
             yield _outside(threads, artifact)
+        if plan.multiply:
+            wait_until_quiet(PATIENCE_SECONDS)
+            yield from map(_told, multiply.measure(artifact, threads))
 
 
 def _again(group: Callable[..., Iterator[Row]], *arguments: Any) -> list[Row]:

@@ -13,10 +13,11 @@ from emberd.compile.build import build
 from emberd.compile.convert import convert
 from emberd.daemon.artifact import Artifact
 
-from bench import outside
+from bench import multiply, outside
 from bench.figures import FULL, QUICK, Plan, measure
 from bench.measure import Samples
 from bench.outside import Token
+from bench.table import row
 from bench.worker import Reply, WorkerError
 
 TINY = TinyModel("figures", layers="DA", hidden=64, vocab=64)
@@ -83,7 +84,9 @@ def test_one_of_each(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> Non
     bench: Any = FakeBench()
     spent = {"greedy": [Token(0.01, 0.0002), Token(0.02, 0.0003)]}
     monkeypatch.setattr(outside, "measure", lambda artifact, threads, samplings: spent)
-    plan = Plan(threads=(2,), contexts=(0, 100), prompts=(32,), streams=(4,))
+    shares = [row("prefill 512: experts", 2, "Gop/s", "higher", {"emberd": [7.0], "peer": [10.0]})]
+    monkeypatch.setattr(multiply, "measure", lambda artifact, threads: shares)
+    plan = Plan(threads=(2,), contexts=(0, 100), prompts=(32,), streams=(4,), multiply=True)
     rows = {row.figure: row for row in measure(bench, plan, artifact)}
     assert list(rows) == [
         "prefill 32",
@@ -95,6 +98,7 @@ def test_one_of_each(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> Non
         "load to first token",
         "peak memory",
         "token: outside kernels beside all of it",
+        "prefill 512: experts",
     ]
     assert {row.threads for row in rows.values()} == {2}
     assert rows["decode, 4 streams"].must == 1.5
@@ -116,7 +120,7 @@ def test_one_of_each(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_decoding_moves(artifact: Artifact) -> None:
     """Rates times bytes of a token beside the median read; more context is more bytes."""
     bench: Any = FakeBench()
-    plan = Plan((1,), contexts=(0, 100), prompts=(), streams=(), starts=False, outside=False)
+    plan = Plan((1,), (0, 100), (), (), starts=False, outside=False, multiply=False)
     rows = {row.figure: row for row in measure(bench, plan, artifact)}
     short, long = (rows[f"decode, context {n}: moved beside memory read"] for n in (0, 100))
     assert (short.peer, short.must, long.must) == (2e-3, 0.85, None)
@@ -129,7 +133,7 @@ def test_what_decoding_moves(artifact: Artifact) -> None:
 def test_a_group_is_tried_again(artifact: Artifact, failures: int, fails: bool) -> None:
     bench: Any = FakeBench()
     bench.failures = failures
-    plan = Plan((1,), contexts=(), prompts=(32,), streams=(), starts=False, outside=False)
+    plan = Plan((1,), (), (32,), (), starts=False, outside=False, multiply=False)
     with pytest.raises(WorkerError) if fails else nullcontext():
         assert [row.figure for row in measure(bench, plan, artifact)] == ["prefill 32"]
     assert len(bench.opened) == min(failures + 1, 3)
