@@ -1,4 +1,4 @@
-"""The tiny model, built once, and opened."""
+"""The tiny model, built once, and opened; and what the embedded one decodes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from decoding import TOKENS, decode
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import Model
 from needs import needs
+from numpy.typing import NDArray
 from tiny_model import TinyModel, tiny_program
 
 
@@ -38,3 +41,16 @@ def model(tiny_artifact: Artifact) -> Iterator[Model]:
     """The tiny model on two threads."""
     with Model(tiny_artifact, threads=2) as model:
         yield model
+
+
+@pytest.fixture(scope="session")
+def demo(demo_artifact: Path) -> Artifact:
+    """The embedded model's artifact, opened."""
+    return Artifact.open(demo_artifact)
+
+
+@pytest.fixture(scope="session")
+def demo_logits(demo: Artifact) -> NDArray[np.float32]:
+    """Of the embedded model, all experts mapped, that decodes TOKENS."""
+    with Model(demo, 2) as model:
+        return decode(model, TOKENS)

@@ -5,10 +5,9 @@ Which experts those are, and what they weigh, is checked number by number in nat
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from decoding import TOKENS, decode
 from emberd.compile.verify import compare
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import Model
@@ -17,18 +16,8 @@ from emberd.daemon.trace import RoutingTrace
 from numpy.typing import NDArray
 from tiny_model import last_row
 
-TOKENS = [(7 * i * i + 3 * i) % 500 for i in range(60)]
 EXPERT_BYTES, LAYERS, TOP_K = 24576, 4, 2
 BUDGET = 24 * EXPERT_BYTES  # of 64
-
-
-def decode(model: Model, tokens: list[int]) -> NDArray[np.float32]:
-    """Logits [tokens, vocabulary], each token decoded on its own."""
-    rows = []
-    with model.open_session(len(tokens)) as session:
-        for token in tokens:
-            rows += last_row(model.step_batch([session], [token]))
-    return np.array(rows, np.float32).reshape(len(tokens), -1)
 
 
 def substituted(model: Model) -> list[int]:
@@ -36,34 +25,22 @@ def substituted(model: Model) -> list[int]:
     return [counters.substituted for counters in model.expert_counters()]
 
 
-@pytest.fixture(scope="module")
-def demo(demo_artifact: Path) -> Artifact:
-    return Artifact.open(demo_artifact)
-
-
-@pytest.fixture(scope="module")
-def expected(demo: Artifact) -> NDArray[np.float32]:
-    """The logits with all experts mapped."""
-    with Model(demo, 2) as model:
-        return decode(model, TOKENS)
-
-
-def test_without_a_margin_nothing_changes(demo: Artifact, expected: NDArray[np.float32]) -> None:
+def test_without_a_margin_nothing_changes(demo: Artifact, demo_logits: NDArray[np.float32]) -> None:
     with Model(demo, 2, BUDGET) as model:
         model.prefer_resident_experts(0.0)
-        assert np.array_equal(decode(model, TOKENS), expected)
+        assert np.array_equal(decode(model, TOKENS), demo_logits)
         assert substituted(model) == [0] * LAYERS
 
 
 def test_mapped_experts_and_prompts_are_never_replaced(
-    demo: Artifact, expected: NDArray[np.float32]
+    demo: Artifact, demo_logits: NDArray[np.float32]
 ) -> None:
     with Model(demo, 2) as model:
         model.prefer_resident_experts(1.0)
-        assert np.array_equal(decode(model, TOKENS), expected)
+        assert np.array_equal(decode(model, TOKENS), demo_logits)
         model.set_expert_budget(BUDGET)
         with model.open_session(len(TOKENS)) as session:
-            assert last_row(session.prefill(TOKENS)) == expected[-1].tolist()
+            assert last_row(session.prefill(TOKENS)) == demo_logits[-1].tolist()
         assert substituted(model) == [0] * LAYERS
 
 
@@ -124,11 +101,11 @@ def test_tokens_of_a_batch_are_decoded(demo: Artifact) -> None:
 
 @pytest.mark.parametrize(("margin", "most"), [(0.01, 1e-3), (0.1, 0.1)])
 def test_a_small_margin_costs_little(
-    demo: Artifact, expected: NDArray[np.float32], margin: float, most: float
+    demo: Artifact, demo_logits: NDArray[np.float32], margin: float, most: float
 ) -> None:
     with Model(demo, 2, BUDGET) as model:
         model.prefer_resident_experts(margin)
-        found = compare(decode(model, TOKENS), expected)
+        found = compare(decode(model, TOKENS), demo_logits)
         assert sum(substituted(model)) > 0 and 0 < found.mean_kl < most
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from decoding import TOKENS, decode
 from emberd.compile.verify import compare
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.core import Model
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.trace import RoutingTrace
 from numpy.typing import NDArray
-from tiny_model import last_row
 
-TOKENS = [(7 * i * i + 3 * i) % 500 for i in range(40)]
 AT_ONCE = 1e-9  # seconds: no step waits for what it may skip, but in its first layer
 
 
@@ -25,50 +22,29 @@ def light(weights: NDArray[np.float32], bound: float) -> NDArray[np.bool_]:
     return result
 
 
-def decode(model: Model, tokens: list[int]) -> NDArray[np.float32]:
-    """Logits [tokens, vocabulary], each token decoded on its own."""
-    rows = []
-    with model.open_session(len(tokens)) as session:
-        for token in tokens:
-            rows += last_row(model.step_batch([session], [token]))
-    return np.array(rows, np.float32).reshape(len(tokens), -1)
-
-
 def skipped(model: Model) -> list[int]:
     """How many experts were skipped, by layer."""
     return [counters.skipped for counters in model.expert_counters()]
-
-
-@pytest.fixture(scope="module")
-def demo(demo_artifact: Path) -> Artifact:
-    return Artifact.open(demo_artifact)
-
-
-@pytest.fixture(scope="module")
-def expected(demo: Artifact) -> NDArray[np.float32]:
-    """The logits with all experts mapped."""
-    with Model(demo, 2) as model:
-        return decode(model, TOKENS)
 
 
 @pytest.mark.parametrize(
     ("deadline", "weight"), [(0.0, 1.0), (3600.0, 1.0), (AT_ONCE, 0.0)], ids=str
 )
 def test_nothing_changes_while_nothing_may_be_skipped(
-    demo: Artifact, expected: NDArray[np.float32], deadline: float, weight: float
+    demo: Artifact, demo_logits: NDArray[np.float32], deadline: float, weight: float
 ) -> None:
     with Model(demo, 2, 5 * 24576) as model:
         model.break_stalls(deadline, weight)
-        assert np.array_equal(decode(model, TOKENS), expected)
+        assert np.array_equal(decode(model, TOKENS), demo_logits)
         assert skipped(model) == [0] * 4
 
 
 def test_mapped_experts_prompts_and_batches_are_never_skipped(
-    demo: Artifact, expected: NDArray[np.float32]
+    demo: Artifact, demo_logits: NDArray[np.float32]
 ) -> None:
     with Model(demo, 2) as model:
         model.break_stalls(AT_ONCE, 1.0)
-        assert np.array_equal(decode(model, TOKENS), expected)
+        assert np.array_equal(decode(model, TOKENS), demo_logits)
         model.set_expert_budget(5 * 24576)
         with model.open_session(64) as first, model.open_session(64) as second:
             for session in first, second:
@@ -99,10 +75,10 @@ def test_light_experts_that_are_missing_are_skipped(demo: Artifact, bound: float
     assert seen > 0
 
 
-def test_what_is_skipped_costs_little(demo: Artifact, expected: NDArray[np.float32]) -> None:
+def test_what_is_skipped_costs_little(demo: Artifact, demo_logits: NDArray[np.float32]) -> None:
     with Model(demo, 2, 8 * 24576) as model:
         model.break_stalls(AT_ONCE, 0.1)
-        found = compare(decode(model, TOKENS), expected)
+        found = compare(decode(model, TOKENS), demo_logits)
         assert sum(skipped(model)) > 0 and 0 < found.mean_kl < 0.1
 
 
