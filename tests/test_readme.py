@@ -5,6 +5,7 @@ import importlib
 import re
 import shlex
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,17 @@ def test_command_is_taken(line: str) -> None:
     else:
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert command in targets
+
+
+def test_what_commands_write_beside_the_sources_is_ignored_by_git() -> None:
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    options = ("-o", "--trace", "--train")
+    words = [shlex.split(line) for line in LINES if line.startswith("emberc")]
+    written = {b for line in words for a, b in pairwise(line) if a in options}
+    assert {"artifact", "trace", "lstm.onnx"} <= written
+    for name in written:
+        rules = {f"/{name}", f"/{name}/", f"/{name.partition('/')[0]}/"}
+        assert rules & set(ignored), name
 
 
 def test_settings_and_their_defaults_are_those_of_the_daemon() -> None:
