@@ -198,6 +198,15 @@ async def test_extreme_sampling_still_answers(serve: Any, sampling: dict[str, An
         assert entry["logprob"] <= 0
 
 
+async def test_unknown_fields_are_ignored(serve: Any) -> None:
+    """As by llama-server, and so those that are misspelt, whatever they hold."""
+    daemon = await serve()
+    misspelt = {"max_token": 1, "temprature": "hot", "stops": ["e"], "n_choices": 0}
+    plain = await daemon.chat("hello", max_tokens=20)
+    other = await daemon.chat("hello", max_tokens=20, **misspelt)
+    assert other["choices"] == plain["choices"]
+
+
 async def test_empty_messages_are_messages(serve: Any) -> None:
     daemon = await serve()
     for content in ("", [], [{"type": "text", "text": ""}], " "):
