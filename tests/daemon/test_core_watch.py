@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from emberd.daemon.artifact import Artifact
@@ -11,11 +10,6 @@ from emberd.daemon.core import Model
 from emberd.daemon.trace import RoutingTrace
 
 PROMPT = [(7 * i * i + 3 * i) % 500 for i in range(40)]
-
-
-@pytest.fixture(scope="module")
-def demo(demo_artifact: Path) -> Artifact:
-    return Artifact.open(demo_artifact)
 
 
 @pytest.mark.parametrize("slots", [None, 12])
