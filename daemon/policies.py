@@ -66,7 +66,7 @@ POLICIES: dict[str, Policy] = {
         Policy("belady", offline=True),
     )
 }
-DEFAULT = POLICIES["map-warmed"]  # of artifacts that name none
+DEFAULT = POLICIES["map-layer-ahead"]  # of artifacts that name none
 
 
 def followed(name: str) -> Policy:

@@ -79,6 +79,7 @@ async def test_a_budget_shows_in_residents_and_counters(run: Any, demo_artifact:
     model = daemon.service.engine.experts
     assert isinstance(model, Model)
     model.set_expert_budget(20 * model.experts.expert_bytes)
+    model.expect_experts(False)  # so that nothing is read but what steps miss
     await daemon.chat("set the driver side to 21 degrees", max_tokens=9)
     report = await experts(daemon)
     layers = report["by_layer"]

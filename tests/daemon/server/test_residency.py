@@ -19,6 +19,7 @@ from emberd.daemon.cli import main
 from emberd.daemon.config import Config
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.experts import Residency
+from emberd.daemon.policies import POLICIES
 from emberd.daemon.server.run import take_reload
 from emberd.daemon.server.service import load_service
 from emberd.daemon.shortcuts import Shortcuts
@@ -194,7 +195,7 @@ def test_a_budget_that_no_step_fits_keeps_the_daemon_from_starting(
 
 def test_a_budget_outlives_the_models(demo_artifact: Path) -> None:
     artifact = Artifact.open(demo_artifact)
-    residency = Residency(10 * EXPERT_BYTES, 1)
+    residency = Residency(10 * EXPERT_BYTES, 1, policy=POLICIES["lru"])
     assert residency.counters() == []
     with residency.open(artifact, 1) as model, model.open_session(8) as session:
         session.step([1])
