@@ -130,7 +130,11 @@ class Merges(ctypes.Structure):
 
 
 def _load() -> ctypes.CDLL:
-    """Loads the core; globally, because kernel libraries find the error function in it."""
+    """Loads the core; globally, because kernel libraries find the error function in it.
+
+    What reads a row of logits keeps Python's lock: it takes less time than to get the lock back
+    from an event loop that waits for it.
+    """
     folder = Path(__file__).with_name("native")
     candidates = [folder / f"_core{suffix}" for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in candidates if path.exists()), None)
@@ -178,9 +182,11 @@ def _load() -> ctypes.CDLL:
         "ember_log_sum_exp": (real, (Row,)),
         "ember_draw": (int32, (Row, real, real, int64, real, real)),
     }
+    short = ctypes.PyDLL(str(path))
     for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
+        function = getattr(short if arguments[0] is Row else library, name)
         function.restype, function.argtypes = result, arguments
+        setattr(library, name, function)
     return library
 
 

@@ -74,7 +74,7 @@ class Vocabulary:
             "merges": merges,
         }
         self._pieces = pieces
-        self._ends = memoryview(piece_ends).cast("i")
+        self._ends = array("i", piece_ends)
         tokens = len(self._ends)
         self._merges = Merges(byte_ids, first, merges, tokens, len(merges) // MERGE.size)
         if (

@@ -131,9 +131,18 @@ typedef struct {
     int32_t token_rows; /* rows of the first dimension for each token; 0: fixed */
 } ember_tensor;
 
+/* Where the tensors of a session are. */
+typedef struct {
+    char *state;
+    char *kv;
+    int64_t rows; /* of the KV cache */
+} ember_session_memory;
+
 typedef struct {
     ember_tensor *tensors;
     int64_t tensor_count;
+    int32_t bound_tokens;       /* the run that tensors were prepared for last: its tokens, */
+    ember_session_memory bound; /* and its first session */
     char *bounce; /* one row of every argument of a step, each on a cache line */
     int64_t bounce_bytes;
     tvm_any *arguments;
@@ -147,13 +156,6 @@ typedef struct {
     int32_t least_slots;     /* that the steps need which take all of their experts at once */
     bool has_routers;        /* weights and scores in all steps that acquire experts */
 } ember_program;
-
-/* Where the tensors of a session are. */
-typedef struct {
-    char *state;
-    char *kv;
-    int64_t rows; /* of the KV cache */
-} ember_session_memory;
 
 /* Checks the program of `config` and builds its executable form; `sections` holds the mapped
  * sections of the model (those of a session are empty). */

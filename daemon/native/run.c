@@ -214,6 +214,11 @@ static bool run_timed(const ember_program *program, const ember_step *step, cons
 /* Gives every tensor the first dimension, and that of a session the address, of this run. */
 static void prepare(ember_program *program, const ember_run *run)
 {
+    ember_session_memory *bound = &program->bound;
+    if (program->bound_tokens == run->tokens && !memcmp(bound, run->sessions, sizeof *bound))
+        return;
+    program->bound_tokens = run->tokens;
+    *bound = *run->sessions;
     for (int64_t i = 0; i < program->tensor_count; i++) {
         ember_tensor *tensor = &program->tensors[i];
         if (tensor->token_rows > 0)
