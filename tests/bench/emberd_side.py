@@ -9,6 +9,7 @@ from pathlib import Path
 from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.artifact import Artifact
 from emberd.daemon.experts import Residency
+from emberd.daemon.policies import followed
 from emberd.daemon.trace import RoutingTrace
 
 from bench.tokens import Tokens
@@ -48,11 +49,14 @@ class EmberdSide:
         streams: int = 1,
         expert_budget: int | None = None,
         activation_map: str | None = None,
+        expert_policy: str = "",
     ) -> float:
-        """Load, and begin to read ahead what the map says, if there is one."""
+        """Load, and begin to read ahead what the map says, if there is one. Without the name of a
+        policy, it is that of artifacts that name none."""
         start = time.perf_counter()
         known = None if activation_map is None else ActivationMap.read(Path(activation_map))
-        self._residency = Residency(expert_budget, READERS, known)
+        policy = followed(expert_policy)
+        self._residency = Residency(expert_budget, READERS, known, policy=policy)
         self._model = self._residency.open(Artifact.open(Path(path)), threads)
         self._tokens = Tokens(self._model.vocab_size)
         self._sessions = [self._model.open_session(context) for _ in range(streams)]
@@ -87,15 +91,17 @@ class EmberdSide:
         return time.perf_counter() - start
 
     def record(self, count: int, path: str) -> float:
-        """Decode with an expert store that is empty at first; writes to `path` what it found in
-        memory, {hits, misses, expert_bytes}, and the experts that were asked for, ids [tokens,
-        layers, top_k]."""
+        """Decode from an empty expert store, with nothing read before it is asked for;
+        writes to `path` what it found in memory, {hits, misses, expert_bytes}, and the experts that
+        were asked for, ids [tokens, layers, top_k]."""
         budget = self._model.expert_budget
         self._model.set_expert_budget(None)
         self._model.set_expert_budget(budget)
+        self._model.expect_experts(False)
         before = self._model.expert_counters()
         with RoutingTrace(self._model) as trace:
             seconds = self.decode(count)
+        self._model.expect_experts(self._residency.policy.layer_ahead)
         after = self._model.expert_counters()
         found = {
             "hits": sum(c.hits for c in after) - sum(c.hits for c in before),

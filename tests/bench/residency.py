@@ -105,9 +105,10 @@ def _measure(subject: Subject) -> Iterator[Row]:
 
 def _first_tokens(subject: Subject, paths: dict[str, Path], share: int, memory: Memory) -> Row:
     """A prompt and its answer, each of another topic, in a process that loaded a second ago with
-    nothing cached: with the map (in the place of emberd) and without (in that of its peer)."""
+    nothing cached: with the map (in the place of emberd), and by plain LRU (in its peer's)."""
     activation_map = paths["emberd"].parent / "expert_activation_map.bin"
     known = {"emberd": str(activation_map), "peer": None}
+    policies = {"emberd": "", "peer": "lru"}
     values: dict[str, list[float]] = {side: [] for side in SIDES}
     for topic in range(SAMPLES):
         for side in SIDES:
@@ -122,6 +123,7 @@ def _first_tokens(subject: Subject, paths: dict[str, Path], share: int, memory: 
                     context=_CONTEXT,
                     expert_budget=memory.experts,
                     activation_map=known[side],
+                    expert_policy=policies[side],
                 )
                 time.sleep(_IDLE_SECONDS)
                 worker.call("turn_to", 60, topic=topic, topics=subject.topics)

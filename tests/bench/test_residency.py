@@ -77,7 +77,7 @@ def test_all_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(residency, "_write_map", lambda _subject, _artifact: None)
     rows = [row for subject in residency.SUBJECTS for row in residency._measure(subject)]
-    asked = {figure for figure, _ in TARGETS if "experts" in figure}
+    asked = {figure for figure, _ in TARGETS if "% of experts" in figure}
     assert asked <= {row.figure for row in rows}
     hits = [row for row in rows if row.unit == "%"]
     assert [(row.emberd, row.peer) for row in hits] == [(12.5, 50.0), (12.5, 25.0)] * 2
