@@ -100,9 +100,9 @@ static void test_random_steps(const ember_model_config *config, int64_t expert_b
         pthread_join(thread, NULL);
     }
     atomic_store(&failures_in_100, 0);
+    close_model(&run); /* and with it the threads that count what is expected */
     CHECK(counters[0].hits > 0 && counters[1].misses > 0 && counters[0].stall_nanoseconds > 0);
     CHECK(counters[1].expected >= counters[1].expected_used);
-    close_model(&run);
 }
 
 /* Reads fail in the middle of a model: the next steps are whole, and so are other sessions'. */
