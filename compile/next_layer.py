@@ -40,8 +40,7 @@ def ask_next_layer(block: BlockProgram) -> NextLayer | None:
         return None
     storages = list(block.storages)
     normed = _own_results(norm, storages)
-    (_, (_, weight, *results)) = router
-    symbol, (_, _, *results) = _own_results(router, storages)
+    symbol, (_, weight, *results) = _own_results(router, storages)
     asked = symbol, [normed[1][_RESULTS], weight, *results]
     return NextLayer([normed, asked], results[0], storages)
 

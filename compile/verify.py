@@ -112,9 +112,10 @@ class Verification:
 
     @property
     def excused(self) -> np.ndarray:
-        """bool[T]: out of bounds, but no proof of anything, because unsettled."""
+        """bool[T]: out of bounds, but no proof of anything, because unsettled. What is no number is
+        never right."""
         unsettled = np.zeros(1, bool) if self.unsettled is None else self.unsettled
-        return np.asarray(self.out_of_bounds & unsettled)
+        return np.asarray(self.out_of_bounds & unsettled & np.isfinite(self.arithmetic.difference))
 
     @property
     def first_out_of_bounds(self) -> int | None:
@@ -209,6 +210,11 @@ def run(arguments: argparse.Namespace) -> None:
             f"{arguments.artifact} differs from {arguments.against}: the first position out of "
             f"bounds is {position} (|dlogit| {found.arithmetic.difference[position]:.3g}, "
             f"KL {found.arithmetic.kl[position]:.3g}){hint}"
+        )
+    if found.excused.all():
+        raise EmberdError(
+            f"{arguments.artifact}: no position is within bounds, and onnxruntime settles none: "
+            "try other sequences with --seed or --tokens"
         )
 
 

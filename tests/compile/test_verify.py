@@ -109,6 +109,34 @@ def test_what_onnxruntime_does_not_settle_is_not_judged(
     assert f"the first position out of bounds is {POSITION} (" in capsys.readouterr().err
 
 
+def test_what_is_no_number_is_judged() -> None:
+    """Even where nothing is settled."""
+    logits = np.array([[0.0, 1.0], [2.0, 0.0], [np.nan, np.inf]], np.float32)
+    found = Verification(
+        "q4a8",
+        arithmetic=compare(logits, np.zeros_like(logits)),
+        activations=compare(np.zeros_like(logits), np.zeros_like(logits)),
+        weights=compare(np.zeros_like(logits), np.zeros_like(logits)),
+        unsettled=np.ones(len(logits), bool),
+    )
+    assert found.excused.tolist() == [True, True, False]
+    assert found.first_out_of_bounds == 2
+
+
+def test_at_least_one_position_has_to_be_judged(
+    changed: Path,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text(json.dumps([TOKENS[POSITION]]))
+    monkeypatch.setattr(verify_module, "unsettled", lambda *_: np.ones(1, bool))
+    assert _run(changed, folder, "--tokens", str(tokens)) == 2
+    assert "onnxruntime settles none: try other sequences" in capsys.readouterr().err
+
+
 def test_rounded_sums_are_unsettled_here_and_there(tmp_path: Path) -> None:
     """Of the embedded model with int8 activations; floats are settled."""
     model = convert(DEMO, tmp_path / "converted")
