@@ -158,12 +158,12 @@ def _expert_lines(prefix: str, counted: Sequence[tuple[str, ExpertCounts]]) -> l
             [c.substituted for c in counters],
         ),
         (
-            "read_ahead",
+            "layer_ahead",
             "Experts that were read as the layer before expected them.",
             [c.expected for c in counters],
         ),
         (
-            "read_ahead_used",
+            "layer_ahead_used",
             "Experts of those that a step then asked for.",
             [c.expected_used for c in counters],
         ),

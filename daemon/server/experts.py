@@ -4,7 +4,7 @@
      "layers": L, "experts": E, "experts_per_token": K, "expert_bytes": n,
      "token_demand_bytes": n,      what one token needs
      "budget_bytes": n | null,     null: all experts are mapped
-     "policy": NAME,               of daemon/policies.py; without a map, all are as lru
+     "policy": NAME,               of daemon/policies.py; without a map, less what comes from one
      "resident": n,                experts in memory
      "hit_rate": x | null,         of what steps asked the budgeted memory for; null: nothing yet
      "class": NAME | null,         what was asked for
@@ -12,11 +12,11 @@
      "by_layer": [{"layer": i, "resident": [expert, ...],
                    "chosen": [n, ...],        by expert: tokens that chose it since loading
                    "hits", "misses", "skipped", "substituted", "read_bytes", "stall_seconds",
-                   "read_ahead", "read_ahead_used",
+                   "layer_ahead", "layer_ahead_used",
                    "expected": [x, ...]}],    by expert: share of the choices, by the map
      "by_class": [{"class": NAME | null,      null: of no class
                    "hits", "misses", "skipped", "substituted", "read_bytes", "stall_seconds",
-                   "read_ahead", "read_ahead_used",
+                   "layer_ahead", "layer_ahead_used",
                    "layers": [{"hits", ...}]}],   the same eight of each
      "minutes": [{"start": t, "hits", "misses"}]}   Unix time; those in which steps asked for any
 
@@ -24,8 +24,8 @@
 without a map there is no "expected". While the model is unloaded "loaded" is false, and what is
 told of the model is not there; so with a model that does not tell about its experts.
 
-Experts are "read_ahead" that the layer before expects, if the policy has it so; those of them that
-a step asked for since are "read_ahead_used".
+Experts are read "layer_ahead" that the layer before expects, if the policy has it so; those of them
+that a step asked for since are "layer_ahead_used".
 
 "by_class" and "minutes" go back to the start of the daemon, the others to when the model was
 loaded. They lag behind "by_layer" while requests are at work; `Residency` says which class is
@@ -154,6 +154,6 @@ def _costs(cost: ExpertCountersLike) -> dict[str, Any]:
         "substituted": cost.substituted,
         "read_bytes": cost.bytes,
         "stall_seconds": cost.stall_nanoseconds / 1e9,
-        "read_ahead": cost.expected,
-        "read_ahead_used": cost.expected_used,
+        "layer_ahead": cost.expected,
+        "layer_ahead_used": cost.expected_used,
     }

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from emberd.daemon.server.experts_style import STYLE
 
-_RARE = ("substituted", "skipped", "read_ahead", "read_ahead_used")  # told where it happened
+_RARE = ("substituted", "skipped", "layer_ahead", "layer_ahead_used")  # told where it happened
 _REFRESH_SECONDS = 5
 _HEATS = (0.5, 1, 2, 4, 8)  # bounds of the shades, in even shares
 _SHADES = ("never", "to ½", "to 1", "to 2", "to 4", "to 8", "more")

@@ -174,7 +174,7 @@ MINUTES = [
 
 def costs(hits: int, misses: int, **more: Any) -> dict[str, Any]:
     counted = {"hits": hits, "misses": misses}
-    counted |= dict.fromkeys(("skipped", "substituted", "read_ahead", "read_ahead_used"), 0)
+    counted |= dict.fromkeys(("skipped", "substituted", "layer_ahead", "layer_ahead_used"), 0)
     return {**counted, "read_bytes": 2_000_000 * misses, "stall_seconds": misses / 8, **more}
 
 
@@ -202,7 +202,7 @@ def test_costs_are_told_by_class(loaded: bool) -> None:
     assert [bar.get("height") for bar in bars] == ["0.0", "100.0", "100.0"]
 
 
-@pytest.mark.parametrize("name", ["skipped", "substituted", "read_ahead", "read_ahead_used"])
+@pytest.mark.parametrize("name", ["skipped", "substituted", "layer_ahead", "layer_ahead_used"])
 def test_what_is_rare_is_told_where_it_happened(name: str) -> None:
     taken = costs(6, 4, layers=[costs(6, 4)], **{"class": "media", name: 3})
     heads, row = table(parsed(page(report(by_class=[taken]))))

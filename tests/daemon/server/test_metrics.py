@@ -127,7 +127,7 @@ def test_experts_are_counted_by_layer_and_by_class() -> None:
     }
     stalls = families["emberd_expert_stall_seconds_total"].samples.values()
     assert list(stalls) == [0, 2]
-    for name, count in (("read_ahead", 5), ("read_ahead_used", 4)):
+    for name, count in (("layer_ahead", 5), ("layer_ahead_used", 4)):
         assert list(families[f"emberd_expert_{name}_total"].samples.values()) == [0, count]
     assert list(families["emberd_expert_class_read_bytes_total"].samples.values()) == [0, 7]
 
