@@ -22,10 +22,11 @@ from emberd.compile.layout import lay_out
 from emberd.compile.pipeline import compile_blocks
 from emberd.compile.quantize.recipes import RECIPES
 from emberd.compile.residency.estimate import PROCESS_BYTES, Device, Estimate, Sizes, Use, estimate
-from emberd.compile.residency.sizes import read_rate, read_size, size
+from emberd.compile.residency.sizes import size
 from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.machine import physical_cpus
+from emberd.daemon.sizes import read_rate, read_size
 from emberd.targets.registry import HOST, Target, UnknownTargetError, find_target
 
 _USUAL_DISKS = (100_000_000, 400_000_000, 2_000_000_000)  # cards, SATA, NVMe: bytes per second

@@ -13,11 +13,12 @@ from emberd.compile.predict.available import available
 from emberd.compile.predict.predictor import Predictor
 from emberd.compile.residency.plot import curves
 from emberd.compile.residency.replay import Step, replay, steps
-from emberd.compile.residency.sizes import read_size, size
+from emberd.compile.residency.sizes import size
 from emberd.compile.residency.trace import Trace, TraceHeader
 from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.policies import POLICIES, Policy
+from emberd.daemon.sizes import read_size
 
 Commands = Sequence[tuple[str, Sequence[Step]]]
 """(class, steps) each."""

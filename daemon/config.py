@@ -10,6 +10,7 @@ from typing import Any
 
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.policies import followed
+from emberd.daemon.sizes import read_size
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Config:
         slots: conversations held, and requests answered, at the same time.
         context: tokens per slot, prompt and answer together; 0 means what the model allows.
         threads: of the native core; 0 means one per physical core.
-        expert_budget: bytes of memory for experts, or a text such as "6G"; the others are read
+        expert_budget: bytes of memory for experts, or a size such as 6G; the others are read
             from the disk as they are needed. Negative means that all are mapped.
         reader_threads: that read those.
         expert_policy: which of them stay in memory (see policies.POLICIES); empty means what the
@@ -75,7 +76,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "drain_seconds": (0, 86400),
 }
 _UNITS = {"s": 1, "m": 60, "h": 3600}
-_SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def load(path: Path | None, overrides: dict[str, Any]) -> Config:
@@ -165,10 +165,7 @@ def _seconds(where: str, text: str) -> float:
 
 
 def _bytes(where: str, text: str) -> int:
-    """Of a size such as 800M or 1.5G."""
     try:
-        return int(float(text[:-1]) * _SIZES[text[-1:]])
-    except (ValueError, KeyError, OverflowError):
-        raise EmberdError(
-            f"{where}: expected bytes, or a number with K, M or G such as '6G', not {text!r}"
-        ) from None
+        return read_size(text)
+    except EmberdError as error:
+        raise EmberdError(f"{where}: {error}") from None
