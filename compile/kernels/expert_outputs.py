@@ -7,6 +7,7 @@ them after the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from emberd.compile.kernels.experts import Experts
 from emberd.compile.quantize.activations import Precision
 from emberd.compile.quantize.formats import FORMATS, expert_bytes
 from tvm.script import tirx as T  # noqa: N812
+
+_PARTS = 4  # of an expert, in tasks that follow one another
 
 
 def expert_outputs(
@@ -144,17 +147,21 @@ def _compute_pairs(
 ) -> None:
     """Sort, hidden units, outputs of every pair whose expert has a slot.
 
-    Tasks go through the experts for one part of them after the other: with a few threads, each
-    computes the same share of every expert however unevenly the tokens chose.
+    Tasks go through the experts for a few parts of them after the others: with a few threads, each
+    computes the same share of every expert however unevenly the tokens chose, and what it writes
+    in a row of the outputs at about the same time lies side by side.
     """
     order.sort(ids, table)
     active_count = load(order.active_count, [0], 1)
 
     def for_blocks(parts: int, body: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
         """Emits body(slot, part, first, count) for every part of every expert's blocks of rows."""
+        together = math.gcd(parts, _PARTS)
         with T.parallel(0, active_count * parts) as task:
-            part = T.Bind(T.truncdiv(task, active_count))
-            expert = load(order.active, [task - part * active_count], 1)
+            pair = T.Bind(T.truncdiv(task, together))
+            run = T.Bind(T.truncdiv(pair, active_count))
+            part = T.Bind(run * together + (task - pair * together))
+            expert = load(order.active, [pair - run * active_count], 1)
             slot = T.Bind(T.Cast("int64", table[expert]))
             start = load(order.starts, [expert], 1)
             end = load(order.starts, [expert + 1], 1)

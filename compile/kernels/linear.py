@@ -20,7 +20,7 @@ from emberd.compile.isa.vector import (
     type_of,
 )
 from emberd.compile.kernels.activations import Activations, types_suffix
-from emberd.compile.kernels.dimensions import Scratch, dimension, token_suffix
+from emberd.compile.kernels.dimensions import Scratch, Tasks, dimension, token_suffix
 from emberd.compile.kernels.dot import ROWS, Weights, dot_float, is_one, over_weights
 from emberd.compile.quantize.activations import Precision
 from emberd.compile.quantize.formats import FORMATS, TILE, GroupFormat
@@ -28,6 +28,8 @@ from numpy.typing import NDArray
 from tvm.script import tirx as T  # noqa: N812
 
 Floats = NDArray[np.float32]
+
+_TILES = 4  # of one task: together they read a block of token rows, so that it stays near
 
 
 def reference(x: Floats, weight: Floats, residual: Floats | None = None) -> Floats:
@@ -69,8 +71,9 @@ def linear(
             quantised = Activations.arguments("x", rows, k, activations, weight_format.zero_point)
             with T.sblock("root"):
                 quantise_rows(isa, x, [quantised], tokens)
-                with over_weights(-(-n // TILE), TILE * k, rows) as tile:
-                    multiply_tile(isa, weights, quantised, added, y, tile)
+                count, multiply = multiply_tasks(isa, weights, quantised, added, y)
+                with over_weights(count, n * k // count, rows) as task:
+                    multiply(task)
         else:
             with T.sblock("root"):
                 dot_float(isa, weight, x, lambda value, at: _put(y, added, value, at))
@@ -101,18 +104,14 @@ def quantise_rows(isa: Isa, x: Buffer, targets: Sequence[Activations], tokens: i
                 activations.store_row(isa, x, row, row)
 
 
-def multiply_tile(
-    isa: Isa,
-    weights: Weights,
-    activations: Activations,
-    residual: Buffer | None,
-    y: Buffer,
-    tile: Expr,
-) -> None:
-    """16 rows of a weight, which are read once and stay in cache for all tokens: y (+ residual)."""
+def multiply_tasks(
+    isa: Isa, weights: Weights, activations: Activations, residual: Buffer | None, y: Buffer
+) -> Tasks:
+    """y (+ residual), in tasks of a few tiles of the weight, which stay in cache for all tokens."""
     tokens, n = y.shape[0], int(y.shape[1])
+    tiles = -(-n // TILE)
 
-    def compute(first: Expr, count: Expr | int) -> None:
+    def multiply(tile: Expr, first: Expr, count: Expr | int) -> None:
         sums = weights.dot_tile(isa, tile, activations, partial(add, first), count)
 
         def finish(valid: int) -> None:
@@ -124,15 +123,21 @@ def multiply_tile(
 
         for_block(tile, n, TILE, finish)
 
+    def multiply_several(task: Expr) -> None:
+        def compute(valid: int) -> None:
+            with T.serial(0, (tokens + ROWS - 1) // ROWS) as block, T.serial(0, valid) as i:
+                first = T.Bind(block * ROWS)
+                count = T.Bind(T.min(tokens - first, T.int64(ROWS)))
+                tile = T.Bind(task * _TILES + i)
+                with T.serial(0, count) as row:
+                    prefetch(y, [first + row, tile * TILE], write=True)
+                multiply(tile, first, count)
+
+        for_block(task, tiles, _TILES, compute)
+
     if is_one(tokens):
-        compute(T.int64(0), 1)
-        return
-    with T.serial(0, (tokens + ROWS - 1) // ROWS) as block:
-        first = T.Bind(block * ROWS)
-        count = T.Bind(T.min(tokens - first, T.int64(ROWS)))
-        with T.serial(0, count) as row:
-            prefetch(y, [first + row, tile * TILE], write=True)
-        compute(first, count)
+        return tiles, lambda tile: multiply(tile, T.int64(0), 1)
+    return -(-tiles // _TILES), multiply_several
 
 
 def _put(y: Buffer, residual: Buffer | None, value: Expr, at: list[Expr]) -> None:

@@ -16,9 +16,9 @@ from emberd.compile.kernels.dimensions import (
     token_suffix,
 )
 from emberd.compile.kernels.dot import Weights, dot_float_block, float_blocks, over_weights
-from emberd.compile.kernels.linear import multiply_tile, quantise_rows, weight_argument
+from emberd.compile.kernels.linear import multiply_tasks, quantise_rows, weight_argument
 from emberd.compile.quantize.activations import Precision
-from emberd.compile.quantize.formats import FORMATS, TILE, GroupFormat
+from emberd.compile.quantize.formats import FORMATS, GroupFormat
 from tvm.script import tirx as T  # noqa: N812
 
 
@@ -61,10 +61,11 @@ def projections(
             tasks = [
                 _float_tasks(isa, weight, x, y)
                 if not isinstance(packing := FORMATS[layer.format], GroupFormat)
-                else _grouped_tasks(
+                else multiply_tasks(
                     isa,
                     Weights(packing, k, weight),
                     quantised[layer.activations, packing.zero_point],
+                    None,
                     y,
                 )
                 for layer, weight, y in zip(layers, weights, outputs, strict=True)
@@ -92,13 +93,6 @@ def _inputs(layers: Sequence[Projection]) -> list[tuple[Precision, int]]:
         if isinstance(packing, GroupFormat):
             found[layer.activations, packing.zero_point] = None
     return list(found)
-
-
-def _grouped_tasks(isa: Isa, weights: Weights, activations: Activations, y: Buffer) -> Tasks:
-    def multiply(tile: Expr) -> None:
-        multiply_tile(isa, weights, activations, None, y, tile)
-
-    return -(-int(y.shape[1]) // TILE), multiply
 
 
 def _float_tasks(isa: Isa, weight: Buffer, x: Buffer, y: Buffer) -> Tasks:
