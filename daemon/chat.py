@@ -24,11 +24,12 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 async def talk(
     url: str, model: str | None = None, system: str | None = None, api_key: str | None = None
 ) -> None:
-    """Read questions until the input ends. Raises EmberdError if there is no daemon at ``url``."""
+    """Read questions until the input ends. Raises EmberdError if there is no daemon at ``url``,
+    which may end in /v1, as OpenAI's clients have it."""
     if not url.startswith(("http://", "https://")):
         raise EmberdError(f"--url {url}: it has to start with http:// or https://")
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    chat = Chat(url.rstrip("/"), model, system, terminal)
+    chat = Chat(url.rstrip("/").removesuffix("/v1"), model, system, terminal)
     if terminal:
         with suppress(ImportError):
             import readline  # noqa: F401  (history and editing for input())

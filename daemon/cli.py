@@ -56,7 +56,11 @@ def _parser() -> argparse.ArgumentParser:
     check = command("check", "verify every hash of an artifact")
     check.add_argument("artifact", type=Path, help="what emberc build wrote")
     chat = command("chat", "talk to a running daemon")
-    chat.add_argument("--url", default="http://127.0.0.1:8080", help="of the daemon")
+    chat.add_argument(
+        "--url",
+        default="http://127.0.0.1:8080",
+        help="of the daemon, with or without /v1 (default %(default)s)",
+    )
     chat.add_argument("--model", help="model to ask (default: the one served)")
     chat.add_argument("--system", help="system message")
     chat.add_argument("--api-key", help="the daemon's api_key, if it has one")

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 CTRL_C, CTRL_D = "\x03", "\x04"
 RUN = "import sys; from emberd.daemon.cli import main; sys.exit(main())"
 # The child makes its input its controlling terminal: Ctrl-C then reaches it as a signal.
@@ -203,6 +205,13 @@ async def test_lines_in_a_pipe_are_questions(start: Any) -> None:
     output, errors = await process.communicate(b"first\n\n/reset\nsecond\n/exit\nthird\n")
     assert (output.decode().splitlines(), errors) == (["world", "world"], b"")
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("end", ["/", "/v1", "/v1/"])
+async def test_a_url_may_end_as_those_of_other_clients_do(start: Any, end: str) -> None:
+    daemon = await start("hello")
+    output, _ = await (await _piped(daemon.url + end)).communicate(b"x\n")
+    assert output.decode().split() == ["hello"]
 
 
 async def test_a_failure_in_a_pipe_ends_it(start: Any) -> None:
