@@ -98,7 +98,7 @@ def _serve(options: argparse.Namespace) -> None:
 
         from emberd.daemon.server.run import serve
 
-        asyncio.run(serve(settings, metrics, loading, read))
+        asyncio.run(serve(settings, metrics, loading, read if options.config else None))
 
 
 @contextmanager

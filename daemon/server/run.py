@@ -33,13 +33,13 @@ async def serve(
     config: Config,
     metrics: Metrics,
     loading: Future[Service],
-    reload: Callable[[], Config],
+    reload: Callable[[], Config] | None,
 ) -> None:
     """Listen until SIGTERM or SIGINT, then finish what runs; a second signal exits at once.
 
     Connections are taken from the start, and answered once the service is loaded. SIGHUP reads the
-    configuration again, by ``reload``, and changes what can be changed while serving. Raises
-    EmberdError where that fails, or where nobody can listen.
+    configuration again, by ``reload`` (None: there is no file of it), and changes what can be
+    changed while serving. Raises EmberdError where loading fails, or where nobody can listen.
     """
     metrics.reached("imported")
     # It would log a traceback for every malformed request; what our handlers raise, we log.
@@ -90,9 +90,12 @@ async def serve(
     await runner.cleanup()
 
 
-def take_reload(service: Service, reload: Callable[[], Config]) -> None:
+def take_reload(service: Service, reload: Callable[[], Config] | None) -> None:
     """Takes the settings in RELOADED of a changed configuration, or none of them where one is
     refused; what else changed waits for a restart."""
+    if reload is None:
+        log.warning("nothing was reloaded: emberd was started without --config")
+        return
     try:
         config = reload()
         if service.residency is not None:

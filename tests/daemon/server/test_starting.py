@@ -57,9 +57,23 @@ async def test_the_first_token_needs_neither_numpy_nor_openssl(demo_artifact: Pa
     assert "_core" in maps and "libcrypto" not in maps and "libssl" not in maps
 
 
-async def test_a_reload_that_is_asked_for_while_starting_is_done_after(demo_artifact: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "log"),
+    [
+        ("{}", b"the configuration was reloaded: nothing changed"),
+        (None, b"nothing was reloaded: emberd was started without --config"),
+    ],
+)
+async def test_a_reload_that_is_asked_for_while_starting_is_done_after(
+    demo_artifact: Path, tmp_path: Path, settings: str | None, log: bytes
+) -> None:
+    options: list[str] = []
+    if settings is not None:
+        (tmp_path / "emberd.yaml").write_text(settings)
+        options = ["--config", str(tmp_path / "emberd.yaml")]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "emberd.daemon.cli", "serve", str(demo_artifact), "--port", "0"),
+        *options,
         stdout=PIPE,
         stderr=PIPE,
     )
@@ -69,7 +83,7 @@ async def test_a_reload_that_is_asked_for_while_starting_is_done_after(demo_arti
             await asyncio.sleep(0.001)
         process.send_signal(signal.SIGHUP)
         line = await asyncio.wait_for(process.stderr.readline(), 60)
-        assert line == b"emberd: the configuration was reloaded: nothing changed\n"
+        assert line == b"emberd: %s\n" % log
         assert b"http://" in await process.stdout.readline()
         assert not _blocks_reloads(process.pid)
     finally:
