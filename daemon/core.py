@@ -42,6 +42,18 @@ MAX_STALL_SECONDS = 3600
 PINNED = 2**31 - 1  # a priority
 
 
+class _Batch:
+    """What a step of up to `most` sessions is given: kept, as most steps decode another token of
+    the same."""
+
+    def __init__(self, most: int) -> None:
+        self.sessions = array("Q", bytes(8 * most))
+        self.tokens = array("i", bytes(4 * most))
+        self.lengths = array("q", bytes(8 * most))
+        memories = (self.sessions, self.tokens, self.lengths)
+        self.addresses = tuple(memory.buffer_info()[0] for memory in memories)
+
+
 class TraceOwner(Protocol):
     """Holds the memory that routing is noted in."""
 
@@ -104,6 +116,7 @@ class Model:
         has_bounds = program.section_bytes["bounds"] > 0
         self._bounds_address = address(self._bounds) if has_bounds else None
         self._rows: dict[int, Row] = {}  # of logits, those that were asked for
+        self._batch = _Batch(self.max_chunk)
         files: list[int] = []
         try:
             for name in (WEIGHTS, EXPERTS):
@@ -280,23 +293,11 @@ class Model:
         nothing done; a step that fails half-way fails all of the sessions.
         """
         with self._lock:
-            ids = self._checked_batch(sessions, tokens)
+            self._fill_batch(sessions, tokens)
             count = len(sessions)
             self._begin_step(count, count)
-            handles, lengths = array("Q"), array("q")
-            for session in sessions:
-                if session._rewound:
-                    session._forget_later()
-                handles.append(session._handle)
-                lengths.append(session.length)
             status = core.ember_model_step(
-                self._handle,
-                handles.buffer_info()[0],
-                ids.buffer_info()[0],
-                lengths.buffer_info()[0],
-                count,
-                self._error,
-                ERROR_BYTES,
+                self._handle, *self._batch.addresses, count, self._error, ERROR_BYTES
             )
             if status != OK:
                 message = self._error.value.decode(errors="replace")
@@ -304,6 +305,8 @@ class Model:
                     session._failure = message
                 raise EmberdError(message)
             for session in sessions:
+                if session._rewound:
+                    session._forget_later()
                 session.length += 1
             self._end_step(sessions)
             return Logits(self, count)
@@ -317,32 +320,44 @@ class Model:
         if self._trace is not None:
             self._trace.noted(sessions)
 
-    def _checked_batch(self, sessions: Sequence[Session], tokens: Sequence[int]) -> array[int]:
-        """The tokens as int32, each of them fit for its session."""
+    def _fill_batch(self, sessions: Sequence[Session], tokens: Sequence[int]) -> None:
+        """Checks that each of the tokens is fit for its session."""
         if not len(sessions) == len(tokens) == len(set(sessions)):
             raise EmberdError(f"{len(tokens)} tokens for a batch of {len(sessions)} sessions")
         if not 1 <= len(sessions) <= self.max_chunk:
             raise EmberdError(f"a batch of {len(sessions)}: expected 1 to {self.max_chunk}")
-        for session in sessions:
-            if session._model is not self:
-                raise EmberdError("a session in the batch is of another model")
-            session._check_usable(1)
-        return self._checked(tokens)
+        batch = self._batch
+        try:
+            for index, session in enumerate(sessions):
+                if session._model is not self:
+                    raise EmberdError("a session in the batch is of another model")
+                session._check_usable(1)
+                token = tokens[index]
+                if not 0 <= token < self.vocab_size:
+                    raise self._outside(token)
+                batch.sessions[index] = session._handle
+                batch.tokens[index] = token
+                batch.lengths[index] = session.length
+        except TypeError as error:
+            raise self._no_integers(error) from None
 
     def _checked(self, tokens: Sequence[int]) -> array[int]:
         """The tokens as int32, all in the vocabulary."""
         try:
             ids = array("i", tokens)
         except (OverflowError, TypeError) as error:
-            raise EmberdError(
-                f"token ids must be integers below {self.vocab_size}: {error}"
-            ) from None
+            raise self._no_integers(error) from None
         if not ids:
             raise EmberdError("no tokens")
         if min(ids) < 0 or max(ids) >= self.vocab_size:
-            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
-            raise EmberdError(f"token id {wrong} is outside the vocabulary of {self.vocab_size}")
+            raise self._outside(next(token for token in ids if not 0 <= token < self.vocab_size))
         return ids
+
+    def _outside(self, token: int) -> EmberdError:
+        return EmberdError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
+
+    def _no_integers(self, error: Exception) -> EmberdError:
+        return EmberdError(f"token ids must be integers below {self.vocab_size}: {error}")
 
     @property
     def closed(self) -> bool:

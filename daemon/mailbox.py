@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
-_signal = ctypes.PyDLL(None, use_errno=True).eventfd_write  # PyDLL: without releasing the lock
+_signal = ctypes.PyDLL(None).eventfd_write  # PyDLL: without releasing the lock
 _signal.argtypes, _signal.restype = (ctypes.c_int, ctypes.c_uint64), ctypes.c_int
 
 
@@ -23,6 +23,7 @@ class Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._calls: deque[Callable[[], object]] = deque()
+        self._woken = False  # and has not looked for calls since
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         loop.add_reader(self._event, self._deliver)
 
@@ -30,10 +31,13 @@ class Mailbox:
         """Has the loop call a function, in the order of calls; from any thread. Without effect
         once the loop is closed. The function must not raise."""
         self._calls.append(function)
-        _signal(self._event, 1)
+        if not self._woken:
+            self._woken = True
+            _signal(self._event, 1)
 
     def _deliver(self) -> None:
         os.eventfd_read(self._event)
+        self._woken = False
         while self._calls:
             self._calls.popleft()()
 

@@ -74,6 +74,8 @@ def test_rows_are_apart(model: Model) -> None:
         (lambda sessions, tokens: tokens.pop(), "1 tokens for a batch of 2"),
         (lambda sessions, tokens: sessions.__setitem__(1, sessions[0]), "2 tokens for a batch"),
         (lambda sessions, tokens: tokens.__setitem__(1, 16), "outside the vocabulary"),
+        (lambda sessions, tokens: tokens.__setitem__(1, -1), "outside the vocabulary"),
+        (lambda sessions, tokens: tokens.__setitem__(1, 1.5), "must be integers"),
         (lambda sessions, tokens: (sessions.clear(), tokens.clear()), "a batch of 0"),
         (lambda sessions, tokens: sessions[1].close(), "closed"),
     ],

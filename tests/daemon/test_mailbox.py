@@ -8,6 +8,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import pytest
 from emberd.daemon import mailbox
 
 
@@ -30,6 +31,27 @@ def test_calls_come_in_order_and_in_the_loop() -> None:
 
     asyncio.run(run())
     assert called == [(i, threading.get_ident()) for i in range(100)]
+
+
+def test_a_loop_is_woken_once_for_what_it_has_yet_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    wake = mailbox._signal
+    wakes, called = list[tuple[int, int]](), list[int]()
+
+    def counted(event: int, value: int) -> None:
+        wakes.append((event, value))
+        wake(event, value)
+
+    async def run() -> None:
+        box = mailbox.of_running_loop()
+        for turn in range(3):
+            for number in range(5):
+                box.call(partial(called.append, number))
+            while len(called) < 5 * (turn + 1):
+                await asyncio.sleep(0)
+
+    monkeypatch.setattr(mailbox, "_signal", counted)
+    asyncio.run(run())
+    assert called == [*range(5)] * 3 and len(wakes) == 3
 
 
 def _events() -> int:
