@@ -26,13 +26,15 @@ from emberd.compile.residency.sizes import size
 from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.machine import physical_cpus
-from emberd.daemon.sizes import read_rate, read_size
+from emberd.daemon.sizes import is_bare, read_rate, read_size
 from emberd.targets.registry import HOST, Target, UnknownTargetError, find_target
 
 _USUAL_DISKS = (100_000_000, 400_000_000, 2_000_000_000)  # cards, SATA, NVMe: bytes per second
 _CONTEXT = 4096
 _SESSIONS = 2
 _SHOWN_GAIN = 1.02
+_LEAST_MEMORY = 1 << 20  # without a unit
+_LEAST_RATE = 10**6  # likewise
 _SAME = 0.9  # of the fastest recipe's rate is as good as fast
 
 
@@ -50,6 +52,11 @@ class Choice:
     def whole(self) -> bool:
         """Whether all experts are in memory."""
         return self.estimate.slots == self.sizes.bank
+
+    @property
+    def expert_budget(self) -> int:
+        """The daemon's setting: bytes of memory for experts, or -1 where all are in memory."""
+        return -1 if self.whole else self.estimate.slots * self.sizes.expert_bytes
 
     @property
     def verdict(self) -> str:
@@ -155,7 +162,8 @@ def text(plan: Plan) -> str:
     if plan.best is None:
         return "\n".join([*lines, "", _undecided(plan)])
     best = next(choice for choice in plan.choices if choice.recipe == plan.best)
-    return "\n".join([*lines, "", *_explained(best, plan), *_helped(best, plan)])
+    explained = [*_explained(best, plan), *_settings(best, plan.use), *_helped(best, plan)]
+    return "\n".join([*lines, "", *explained])
 
 
 def _undecided(plan: Plan) -> str:
@@ -178,7 +186,12 @@ def _explained(best: Choice, plan: Plan) -> Iterator[str]:
         f"{size(sizes.bank_bytes)} ({size(sizes.expert_bytes)} each)"
     )
     demand = sizes.token_demand
-    yield f"  a token   token_demand {demand} experts, {size(demand * sizes.expert_bytes)}"
+    yield (
+        f"  a token   needs {size(demand * sizes.expert_bytes)} of experts at once, {demand} of "
+        f"them ({sizes.top_k} in each of {sizes.layers} layers): its token_demand"
+    )
+    if made.slots < demand:
+        yield "            with memory for fewer, none that it used is there for the next token"
     disk, missed = plan.device.disk, made.read_bytes / sizes.expert_bytes
     took = f"{1000 * made.read_bytes / disk:.1f} ms to read " if disk else ""
     yield (
@@ -191,6 +204,15 @@ def _explained(best: Choice, plan: Plan) -> Iterator[str]:
         yield (
             f"  a prompt  reads up to {size(missing)} once for every {CHUNK_SIZES[-1]} tokens{took}"
         )
+
+
+def _settings(best: Choice, use: Use) -> Iterator[str]:
+    """What has the daemon do as planned; nothing where it does without."""
+    if not best.whole:
+        yield "write into the file of emberd serve --config"
+        yield f"  expert_budget: {best.expert_budget}"
+        yield f"  slots: {use.sessions}"
+        yield f"  context: {use.context}"
 
 
 def _helped(best: Choice, plan: Plan) -> Iterator[str]:
@@ -317,8 +339,8 @@ def run(arguments: argparse.Namespace) -> None:
         target = find_target(arguments.target)
     except UnknownTargetError as error:
         raise EmberdError(str(error)) from None
-    memory = read_size(arguments.memory)
-    disk = None if arguments.disk is None else read_rate(arguments.disk)
+    memory = _memory(arguments.memory)
+    disk = None if arguments.disk is None else _rate_of("--disk", arguments.disk, "MB/s")
     found = None if arguments.map is None else ActivationMap.read(arguments.map)
     with _opened(arguments.source) as model:
         use = _use(arguments, model.dimensions.max_context)
@@ -337,9 +359,25 @@ def _use(arguments: argparse.Namespace, longest: int) -> Use:
     return Use(arguments.sessions, context)
 
 
+def _memory(given: str) -> int:
+    """Raises EmberdError for what is no size, or a number that lacks its unit."""
+    memory = read_size(given)
+    if memory < _LEAST_MEMORY and is_bare(given):
+        raise EmberdError(f"--memory {given}: {memory} bytes; did you mean {given}G?")
+    return memory
+
+
+def _rate_of(option: str, given: str, unit: str) -> int:
+    """Raises EmberdError for what is no rate, or a number that lacks its unit."""
+    rate = read_rate(given)
+    if rate < _LEAST_RATE and is_bare(given):
+        raise EmberdError(f"{option} {given}: {rate} bytes/s; did you mean {given}{unit}?")
+    return rate
+
+
 def _bandwidth(given: str | None, target: Target) -> int:
     if given is not None:
-        return read_rate(given)
+        return _rate_of("--bandwidth", given, "GB/s")
     if target.machine != platform.machine():
         raise EmberdError(
             f"this machine is no {target.name}: say what its memory is read at, as in "
@@ -354,5 +392,6 @@ def _members(plan: Plan) -> dict[str, Any]:
     members = asdict(plan)
     for choice, entry in zip(plan.choices, members["choices"], strict=True):
         entry["verdict"] = choice.verdict
+        entry["expert_budget"] = choice.expert_budget
         entry["sizes"]["token_demand_bytes"] = choice.sizes.token_demand * choice.sizes.expert_bytes
     return members

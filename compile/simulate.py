@@ -18,7 +18,7 @@ from emberd.compile.residency.trace import Trace, TraceHeader
 from emberd.daemon.activation_map import ActivationMap
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.policies import POLICIES, Policy
-from emberd.daemon.sizes import read_size
+from emberd.daemon.sizes import is_bare, read_size
 
 Commands = Sequence[tuple[str, Sequence[Step]]]
 """(class, steps) each."""
@@ -85,7 +85,10 @@ def read_budget(text: str, header: TraceHeader) -> int:
         if share < 0:
             raise EmberdError(f"--budget {text}: not a share such as 25%")
     else:
-        slots = read_size(text) // header.expert_bytes
+        count = read_size(text)
+        if count < header.expert_bytes and is_bare(text):
+            raise EmberdError(f"--budget {text}: {count} bytes; did you mean {text}% or {text}G?")
+        slots = count // header.expert_bytes
     if slots < header.top_k:
         raise EmberdError(
             f"--budget {text}: {max(slots, 0)} experts of {size(header.expert_bytes)}, but a token "

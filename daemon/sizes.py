@@ -37,6 +37,11 @@ def read_rate(text: str) -> int:
     return count
 
 
+def is_bare(text: str) -> bool:
+    """Whether a size or rate is given without a unit."""
+    return text.strip()[-1:].isdigit()
+
+
 def _bytes(text: str) -> int | None:
     """None where the text is no size."""
     match = _SIZE.fullmatch(text)

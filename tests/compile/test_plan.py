@@ -18,6 +18,7 @@ from emberd.compile.quantize.recipes import RECIPES
 from emberd.compile.residency.estimate import Estimate, Sizes
 from emberd.compile.traffic import decode_traffic
 from emberd.daemon.artifact import Artifact
+from emberd.daemon.config import load
 from emberd.daemon.program import Program, Section
 
 MODEL = MODELS[0]
@@ -158,8 +159,29 @@ def test_the_text_says_what_to_use_and_what_would_help(
     assert main([*arguments, "--recipe", "q4"]) == 0
     text = capsys.readouterr().out
     assert "16 of 32" in text and "use q4: streams experts" in text
+    assert "of experts at once, 8 of them (2 in each of 4 layers)" in text
     assert "hits: of the experts that the map has most mass for" in text
     assert "a disk twice as fast: " in text and "memory for all experts" in text
+
+
+def test_the_text_says_what_to_write_for_the_daemon(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use = ("--recipe", "q4", "--sessions", "3", "--context", "64")
+    (choice,) = plan(checkpoint, capsys, "--memory", "1G", *use)["choices"]
+    assert choice["expert_budget"] == -1
+    arguments = ["plan", str(checkpoint), *RATES, *use, "--memory"]
+    assert main([*arguments, "1G"]) == 0
+    assert "expert_budget" not in capsys.readouterr().out
+    expert = choice["sizes"]["expert_bytes"]
+    assert main([*arguments, str(choice["estimate"]["fixed_bytes"] + 7 * expert + 5)]) == 0
+    text = capsys.readouterr().out
+    assert "with memory for fewer, none that it used is there for the next token" in text
+    _, _, after = text.partition("write into the file of emberd serve --config\n")
+    path = tmp_path / "emberd.yaml"
+    path.write_text("".join(f"{line.strip()}\n" for line in after.splitlines()[:3]))
+    read = load(path, {})
+    assert (read.expert_budget, read.slots, read.context) == (7 * expert, 3, 64)
 
 
 def test_what_cannot_fit_says_how_much_is_needed(
@@ -189,6 +211,9 @@ def test_memory_is_measured_where_it_can_be(
     ("arguments", "message"),
     [
         (["--memory", "much"], "'much' is not a size"),
+        (["--memory", "6"], "--memory 6: 6 bytes; did you mean 6G?"),
+        (["--memory", "6G", "--disk", "400"], "--disk 400: 400 bytes/s; did you mean 400MB/s?"),
+        (["--memory", "6G", "--bandwidth", "25"], "did you mean 25GB/s?"),
         (["--memory", "1G", "--context", "0"], "--context 0: expected 1 to 4096"),
         (["--memory", "1G", "--context", "4097"], "--context 4097"),
         (["--memory", "1G", "--sessions", "0"], "--sessions 0"),

@@ -105,6 +105,7 @@ def test_a_plot_is_written(trace: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--budget", "1M"], "a token needs 2 of a layer at once"),
+        (["--budget", "25"], "--budget 25: 25 bytes; did you mean 25% or 25G?"),
         (["--budget", "x%"], "not a share such as 25%"),
         (["--budget=-5%"], "--budget -5%: not a share such as 25%"),
         (["--budget", "inf%"], "not a share such as 25%"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.sizes import read_rate, read_size
+from emberd.daemon.sizes import is_bare, read_rate, read_size
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,8 @@ def test_rates(text: str, expected: int) -> None:
 def test_what_is_no_rate_is_refused(text: str, reason: str) -> None:
     with pytest.raises(EmberdError, match=reason):
         read_rate(text)
+
+
+@pytest.mark.parametrize(("text", "bare"), [("6", True), ("1.5 ", True), ("6G", False)])
+def test_a_number_may_lack_its_unit(text: str, bare: bool) -> None:
+    assert is_bare(text) == bare
