@@ -23,8 +23,13 @@ _FAST_LOAD_SECONDS = 0.1
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0; 2 after one line on stderr that says what was wrong; 130 after Ctrl-C."""
-    options = _parser().parse_args(arguments)
+    """Exit status: 0; 2 after one line on stderr that says what was wrong, or the help where no
+    command is given; 130 after Ctrl-C."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help(sys.stderr)
+        return 2
     logging.basicConfig(format="emberd: %(message)s", level=logging.WARNING)
     try:
         run = {"serve": _serve, "check": _check, "chat": _chat}[options.command]
@@ -43,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="emberd", description="Serve a compiled model locally.")
     parser.add_argument("--version", action=VersionAction)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")

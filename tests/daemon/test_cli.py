@@ -202,6 +202,14 @@ def test_commands_say_what_they_do(
     assert text in " ".join(capsys.readouterr().out.split())
 
 
+def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    output, errors = capsys.readouterr()
+    assert output == ""
+    for line in ("serve answer OpenAI's", "check verify every hash", "chat talk to a running"):
+        assert line in " ".join(errors.split())
+
+
 def test_the_command_is_installed_as_a_module() -> None:
     command = [sys.executable, "-m", "emberd.daemon.cli", "--help"]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
