@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from emberd.daemon.errors import EmberdError
-from emberd.daemon.server import chat, completions, experts, health, models
+from emberd.daemon.server import chat, completions, experts, health, index, models
 from emberd.daemon.server.access import access
 from emberd.daemon.server.api_error import ApiError
 from emberd.daemon.server.errors import errors
@@ -40,7 +40,7 @@ def make_app(serving: Serving) -> web.Application:
         client_max_size=serving.config.max_body_bytes,
     )
     app[SERVING] = serving
-    for group in (chat, completions, experts, health, models):
+    for group in (chat, completions, experts, health, index, models):
         app.add_routes(group.routes)
     app.cleanup_ctx.append(_engine)
     return app

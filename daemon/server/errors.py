@@ -9,6 +9,7 @@ from aiohttp.typedefs import Handler
 from emberd.daemon.engine import ContextLengthExceeded, EngineClosed, QueueFull
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.server.api_error import ApiError
+from emberd.daemon.server.index import not_found
 from emberd.daemon.server.keys import SERVING
 from emberd.daemon.template import TemplateRefusal
 
@@ -48,7 +49,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ConnectionError:
         raise  # the client is gone: there is nobody to tell
     except Exception as error:
-        shown = to_api_error(error)
+        unrouted = isinstance(error, web.HTTPNotFound)
+        shown = not_found(request.path) if unrouted else to_api_error(error)
         response = web.json_response(shown.body(), status=shown.status)
         if shown.status == 405 and isinstance(error, web.HTTPMethodNotAllowed):
             response.headers["Allow"] = error.headers["Allow"]
