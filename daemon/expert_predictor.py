@@ -9,6 +9,7 @@ prompts are read, nothing is expected. Results do not depend on it.
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class ExpertPredictor:
         self._offsets = [i // layout.top_k * layout.experts for i in range(self._chosen)]
         self._pinned = array("i", bytes(4 * shape[0]))  # priorities that nothing is added to
         self._priorities = self._pinned
+        self._changing = threading.Lock()  # of both, and of the model's
         self._readings: WeakKeyDictionary[Session, _Reading] = WeakKeyDictionary()
         self._trace = RoutingTrace(model)
         self.memory = self._trace.memory
@@ -66,9 +68,10 @@ class ExpertPredictor:
     def reserve(self, tokens: int, sessions: int) -> None:
         """See core.TraceOwner. What was expected of a few tokens says nothing of a whole prompt."""
         self._trace.reserve(tokens, sessions)
-        if tokens > sessions and self._priorities != self._pinned:
-            self._priorities = self._pinned
-            self._model.set_expert_priorities(self._pinned)
+        with self._changing:
+            if tokens > sessions and self._priorities != self._pinned:
+                self._priorities = self._pinned
+                self._model.set_expert_priorities(self._pinned)
 
     def noted(self, sessions: Sequence[Session]) -> None:
         """Prefers what is expected after a step, if any experts are not in memory."""
@@ -77,25 +80,29 @@ class ExpertPredictor:
             return
         flat = ids.cast("B").cast("i")
         each = len(flat) // len(sessions)
-        priorities, likeliest = self._pinned[:], array("i")
-        for index, session in enumerate(sessions):
-            scores = self._read(session, flat[index * each : (index + 1) * each].tolist())
-            likeliest += scores.expect(self._layout, priorities)
-        self._priorities = priorities
-        self._model.set_expert_priorities(priorities)
+        likeliest = array("i")
+        with self._changing:
+            priorities = self._pinned[:]
+            for index, session in enumerate(sessions):
+                scores = self._read(session, flat[index * each : (index + 1) * each].tolist())
+                likeliest += scores.expect(self._layout, priorities)
+            self._priorities = priorities
+            self._model.set_expert_priorities(priorities)
         if self._read_ahead:
             # A step comes to the layers in turn.
             self._model.warm_indices(array("i", sorted(likeliest)))
 
     def pin(self, experts: Sequence[Expert]) -> None:
-        """Has these experts, and no others, stay whatever is expected."""
+        """Has these experts, and no others, stay whatever is expected. May be called during a
+        step."""
         pinned = array("i", bytes(4 * len(self._pinned)))
         for layer, expert in experts:
             pinned[layer * self._layout.experts + expert] = PINNED
-        self._pinned = pinned
-        before = (0 if priority == PINNED else priority for priority in self._priorities)
-        self._priorities = array("i", map(max, pinned, before))
-        self._model.set_expert_priorities(self._priorities)
+        with self._changing:
+            self._pinned = pinned
+            before = (0 if priority == PINNED else priority for priority in self._priorities)
+            self._priorities = array("i", map(max, pinned, before))
+            self._model.set_expert_priorities(self._priorities)
 
     def _read(self, session: Session, chosen: list[int]) -> Logits:
         """Has the network read what the last tokens of a conversation chose, [tokens * layers *

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import shutil
+import threading
 import weakref
 from array import array
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from emberd.daemon.core import PINNED, Model
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.expert_predictor import WINDOW, ExpertPredictor
 from emberd.daemon.experts import Residency
+from emberd.daemon.logits import Logits
 from emberd.daemon.policies import POLICIES
 from emberd.daemon.session import Session
 from emberd.daemon.trace import RoutingTrace
@@ -169,6 +171,24 @@ def test_pins_stay_above_what_is_expected(
     followed.predictor.pin([(2, 5), (3, 0)])
     right[[3, 3 * EXPERTS]] = 0, PINNED  # until the next step
     assert close(followed.priorities[-1], right)
+
+
+def test_pins_that_come_while_tokens_are_read_count_from_then_on(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = followed.predictor._read
+    pinning = threading.Thread(target=followed.predictor.pin, args=([(1, 0)],))
+
+    def read_while_pinning(session: Session, chosen: list[int]) -> Logits:
+        pinning.start()
+        pinning.join(0.1)  # it is done by then, unless it has to wait
+        return read(session, chosen)
+
+    monkeypatch.setattr(followed.predictor, "_read", read_while_pinning)
+    followed.model.open_session(64).step(PROMPT[:5])
+    pinning.join()
+    assert followed.priorities[-1][EXPERTS] == PINNED
+    assert followed.priorities[-1].count(PINNED) == 1
 
 
 def test_while_a_prompt_is_read_nothing_is_expected(followed: Followed) -> None:
