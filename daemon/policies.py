@@ -43,6 +43,13 @@ class Policy:
         return bool(self.pinned or self.warmed)
 
     @property
+    def without_map(self) -> str:
+        """The policy that is left of it."""
+        if self.layer_ahead:
+            return "layer-ahead"
+        return "predictor-retained" if self.retained else "lru"
+
+    @property
     def needs_predictor(self) -> str:
         """Of what: "tokens" that come, a token's "next layer", or nothing."""
         if self.layer_ahead:

@@ -108,8 +108,8 @@ def shortcuts(config: Config) -> Shortcuts:
 
 
 def _policy(artifact: Artifact, config: Config, activation_map: ActivationMap | None) -> Policy:
-    """That of the settings, else of the artifact; a warning says where one asked for lacks a map.
-    Raises EmberdError, also where it lacks a predictor."""
+    """That of the settings, else of the artifact; a warning says where one that was asked for, or
+    has a budget to keep, lacks a map. Raises EmberdError, also where it lacks a predictor."""
     try:
         policy = followed(config.expert_policy or artifact.expert_policy)
     except EmberdError as error:
@@ -119,9 +119,14 @@ def _policy(artifact: Artifact, config: Config, activation_map: ActivationMap | 
             f"{artifact.path}: the policy {policy.name} needs a predictor, which emberc build "
             "--predictor ships: build it again, or choose another expert_policy"
         )
-    if config.expert_policy and policy.needs_map and activation_map is None:
-        alike = "predictor-retained" if policy.retained else "lru"
-        log.warning("%s: without an activation map, %s is as %s", artifact.path, policy.name, alike)
+    matters = config.expert_policy or config.expert_budget >= 0
+    if matters and policy.needs_map and activation_map is None:
+        log.warning(
+            "%s: without an activation map, %s is as %s; emberc build --map ships one",
+            artifact.path,
+            policy.name,
+            policy.without_map,
+        )
     return policy
 
 

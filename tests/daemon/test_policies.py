@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from emberd.daemon.errors import EmberdError
 from emberd.daemon.policies import DEFAULT, POLICIES, followed
@@ -27,6 +29,12 @@ def test_policies_of_the_daemon(name: str, needs: str) -> None:
     assert policy is POLICIES[name]
     assert policy.needs_map == needs.startswith("map")
     assert policy.needs_predictor == needs.removeprefix("map").removeprefix(", ")
+
+
+@pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.needs_map])
+def test_what_is_left_without_a_map_does_all_but_what_needs_one(name: str) -> None:
+    left = replace(POLICIES[name], name="", pinned=0.0, warmed=False, by_class=False)
+    assert left == replace(POLICIES[POLICIES[name].without_map], name="")
 
 
 def test_no_name_is_the_default() -> None:

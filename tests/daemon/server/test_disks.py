@@ -98,6 +98,7 @@ async def serving(
     """`emberd serve` with few experts in memory and one slot; `before`: of the command's words."""
     path = folder / "emberd.yaml"
     few = {"port": 0, "threads": 1, "slots": 1, "expert_budget": 10 * EXPERT_BYTES}
+    few["expert_policy"] = "layer-ahead"  # which lacks no map
     path.write_text(json.dumps(few | settings))
     environment = dict(os.environ, EMBERD_TEST_DISK=str(folder))
     if preloaded is not None:

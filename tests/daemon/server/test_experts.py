@@ -147,12 +147,26 @@ async def test_a_map_says_what_is_expected(run: Any, demo_artifact: Path, tmp_pa
     assert "has climate, diagnosis" in error["error"]["message"]
 
 
-async def test_a_policy_that_lacks_a_map_is_as_lru(
-    run: Any, demo_artifact: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("settings", "alike"),
+    [
+        ({"expert_policy": "map-pinned"}, "map-pinned is as lru"),
+        ({"expert_budget": 20 * EXPERT_BYTES}, "map-layer-ahead is as layer-ahead"),
+        ({"expert_budget": 20 * EXPERT_BYTES, "expert_policy": "layer-ahead"}, None),
+        ({}, None),
+    ],
+)
+async def test_a_policy_that_lacks_a_map_does_what_it_can(
+    run: Any,
+    demo_artifact: Path,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    alike: str | None,
 ) -> None:
-    config = Config(threads=1, expert_budget=20 * EXPERT_BYTES, expert_policy="map-pinned")
-    daemon = await run(load_service(demo_artifact, config), None)
-    assert "without an activation map, map-pinned is as lru" in caplog.text
+    daemon = await run(load_service(demo_artifact, Config(threads=1, **settings)), None)
+    told = [text for text in caplog.messages if "without an activation map" in text]
+    assert len(told) == (alike is not None)
+    assert alike is None or f"map, {alike}; emberc build --map ships one" in told[0]
     await daemon.chat("set the driver side to 21 degrees", max_tokens=3)
 
 

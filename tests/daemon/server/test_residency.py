@@ -49,7 +49,8 @@ async def test_a_reload_changes_the_budget_and_no_answer(
 ) -> None:
     """Case R3, through the configuration of a running daemon."""
     path = tmp_path / "emberd.yaml"
-    settings = {"port": 0, "threads": 1, "expert_budget": "1.5M"}  # all experts
+    settings = {"port": 0, "threads": 1, "expert_policy": "layer-ahead"}  # needs no map
+    settings["expert_budget"] = "1.5M"  # all experts
     path.write_text(json.dumps(settings))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "emberd.daemon.cli", "serve", str(demo_artifact)),
