@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -177,7 +178,11 @@ def run(arguments: argparse.Namespace) -> None:
     found = None if arguments.map is None else ActivationMap.read(arguments.map)
     if found is not None:
         found.check_model(trace.header.model)
-    predictors = _predictors(arguments.predictor, available(trace.header, found, arguments.lstm))
+    there = available(trace.header, found, arguments.lstm)
+    answered = any(len(command.ids) > command.prompt for command in trace)
+    if not answered:  # it expects something of answers alone
+        there.pop("next-router", None)
+    predictors = _predictors(arguments.predictor, there)
     policies = _policies(arguments.policy, found, {kind for kind, of in predictors.items() if of})
 
     def cut(predictor: Predictor | None = None) -> Commands:
@@ -198,6 +203,8 @@ def run(arguments: argparse.Namespace) -> None:
         for kind, of_kind in predictors.items()
     }
     rows = simulate(trace.header, commands, policies, given, found, arguments.cold, predicted)
+    if not answered:
+        _say_no_answers(arguments.trace, arguments.chunk)
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
@@ -213,6 +220,17 @@ def run(arguments: argparse.Namespace) -> None:
         )
         svg = _plot(drawn, arguments.trace.name)
         write_whole(arguments.plot, lambda file: file.write(svg.encode()))
+
+
+def _say_no_answers(trace: Path, chunk: int) -> None:
+    ways = "record commands without their answers"
+    if chunk > 1:
+        ways += ", or give --chunk 1 to have prompts read token by token"
+    print(
+        f"emberc: note: {trace} has no answers, only prompts: nothing is decoded, and next-router "
+        f"is left out, as it says nothing of them; {ways}",
+        file=sys.stderr,
+    )
 
 
 def _policies(
@@ -248,7 +266,7 @@ def _predictors(
         if name not in there:
             raise EmberdError(
                 f"--predictor {name}: expected one of {', '.join(there)}; others need --map, "
-                "--lstm or what routers expected in the trace"
+                "--lstm or what routers expected of answers in the trace"
             )
     found: dict[str, list[Predictor]] = {kind: [] for kind in _KINDS}
     for name in dict.fromkeys(names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,31 @@ def test_a_budget_below_token_demand_is_said(
 ) -> None:
     assert main(["simulate", str(trace), "--budget", "5M"]) == 0
     assert "note: 5M is less than token_demand" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("chunk", ["1", "512"])
+def test_a_trace_without_answers_is_told(
+    answered: bool, chunk: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What routers expected is there for answers alone."""
+    path = tmp_path / "commands.trace"
+    writer = TraceWriter(path, replace(HEADER, next_layer=2))
+    ids = np.argsort(np.random.default_rng(0).random((20, 3, 8)), axis=-1)[..., :2]
+    prompt = 5 if answered else 20
+    writer.append(
+        CommandTrace(
+            *("climate", prompt, ids.astype(np.uint16), np.zeros(ids.shape, np.float16)),
+            next_layer=ids[prompt:, 1:].astype(np.uint16),
+        )
+    )
+    writer.finish(1)
+    writer.close()
+    assert main(["simulate", str(path), "--chunk", chunk, "--budget", "50%"]) == 0
+    printed = capsys.readouterr()
+    assert ("layer-ahead (next-router)" in printed.out) == answered
+    assert ("has no answers, only prompts" in printed.err) != answered
+    assert ("or give --chunk 1" in printed.err) == (not answered and chunk != "1")
 
 
 def test_a_plot_is_written(trace: Path, tmp_path: Path) -> None:
