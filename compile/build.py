@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from emberd.compile.convert import convert
@@ -40,8 +41,10 @@ def build(
     disabled: Collection[str] = (),
     activation_map: Path | None = None,
     predictor: Path | None = None,
+    said: Callable[[str], object] | None = None,
 ) -> list[str]:
-    """Build an artifact; returns what the passes did, a line each.
+    """Build an artifact; returns what the passes did, a line each. `said` has each of them as soon
+    as it is known, before the weights are written.
 
     `target` "host" compiles for the best instruction set of this machine only; a named target for
     all of its instruction sets. `disabled` names optional passes to leave out; `activation_map` a
@@ -87,6 +90,9 @@ def build(
                 dump=dump,
                 progress=progress,
             )
+            if said is not None:
+                for line in compiled.report:
+                    said(line)
             write_artifact(
                 destination,
                 model,
@@ -178,7 +184,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    lines = build(
+    build(
         arguments.source,
         arguments.output,
         arguments.target,
@@ -188,7 +194,6 @@ def run(arguments: argparse.Namespace) -> None:
         disabled=arguments.disable,
         activation_map=arguments.map,
         predictor=arguments.predictor,
+        said=partial(print, flush=True),
     )
-    for line in lines:
-        print(line)
     print(f"wrote {arguments.output}")
