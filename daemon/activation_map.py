@@ -109,10 +109,12 @@ class ActivationMap:
         try:
             top = msgpack.unpackb(data)
         except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-            raise EmberdError(f"activation map: not readable: {error}") from None
+            raise EmberdError(
+                f"not an activation map of emberc profile, or a damaged one: {error}"
+            ) from None
+        if not isinstance(top, dict) or top.get("format") != FORMAT:
+            raise EmberdError("not an activation map of emberc profile")
         record = Record(top, "activation map")
-        if top.get("format") != FORMAT:
-            raise EmberdError(f"activation map: format {top.get('format')!r:.80}, not {FORMAT!r}")
         if top.get("version") != VERSION:
             raise EmberdError(
                 f"activation map: version {top.get('version')!r:.80}, this emberd reads {VERSION}: "

@@ -83,6 +83,12 @@ def test_a_map_of_another_model_leaves_nothing(
     assert not (tmp_path / "artifact").exists()
 
 
+def test_a_file_that_is_no_map_is_refused_at_once(converted: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.map").write_text('{"class": "climate"}')
+    with pytest.raises(EmberdError, match=r"a\.map: not an activation map of emberc profile"):
+        build(*(converted, tmp_path / "artifact", "host", "q4"), activation_map=tmp_path / "a.map")
+
+
 def test_a_map_of_another_shape_is_refused_at_once(converted: Path, tmp_path: Path) -> None:
     path = _write(random_map(3, 8, 2), tmp_path)
     with pytest.raises(EmberdError, match=r"3 layers of 8 experts.*this model has 4 of 8, 2 a"):

@@ -139,7 +139,7 @@ def put_in_transitions(member: str, value: Any) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (put("format", "emberd-artifact"), "format 'emberd-artifact'"),
+        (put("format", "emberd-artifact"), "not an activation map of emberc profile"),
         (put("version", 2), "version 2, this emberd reads 1"),
         (put("model", 5), "model is not a string"),
         (put("layers", 0), "layers is 0"),
@@ -227,7 +227,7 @@ def test_an_artifact_has_its_own_map(tiny: TinyModel, tmp_path: Path) -> None:
     ("data", "reason"),
     [
         (replace(MAP, model="cd" * 32).to_bytes(), "made for another model ('cdcdcdcdcdcd'"),
-        (BYTES[:-1], "not readable"),
+        (BYTES[:-1], "not an activation map of emberc profile, or a damaged one"),
     ],
 )
 def test_an_artifact_with_a_foreign_or_damaged_map_goes_without(
