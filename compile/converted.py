@@ -22,6 +22,7 @@ from emberd.compile.dimensions import (
 from emberd.compile.document import Node, read_yaml
 from emberd.compile.weights import DTYPES, Piece, Shard, WeightReader, WeightReference
 from emberd.daemon.errors import EmberdError
+from emberd.daemon.manifest import MANIFEST
 
 FORMAT = "emberd-converted"
 VERSION = 1
@@ -59,9 +60,8 @@ class ConvertedModel:
         folder = Path(folder)
         file = folder / MODEL_FILE
         if not file.is_file():
-            raise EmberdError(
-                f"{folder}: not a converted model (no {MODEL_FILE}); run emberc convert"
-            )
+            instead = kind_of(folder) or "run emberc convert"
+            raise EmberdError(f"{folder}: not a converted model (no {MODEL_FILE}); {instead}")
         root = read_yaml(file)
         if root["format"].value != FORMAT:
             root["format"].fail(f"'{FORMAT}'")
@@ -126,6 +126,18 @@ class ConvertedModel:
     def read_expert(self, reference: WeightReference, expert: int) -> np.ndarray:
         """One expert's matrix f32[rows, columns] out of a bank [experts, rows, columns]."""
         return self.read_weight(reference, index=expert)
+
+
+def kind_of(folder: Path) -> str:
+    """What a folder is that emberc wrote, and what takes it; empty for any other."""
+    if (folder / MANIFEST).is_file():
+        return (
+            "it is an artifact, already compiled: emberd check and serve take it, and emberc "
+            "bench, profile, run, stalls and verify"
+        )
+    if (folder / MODEL_FILE).is_file():
+        return "it is a converted model: emberc build, plan, run and verify --against take it"
+    return ""
 
 
 def _dimensions(node: Node) -> Dimensions:

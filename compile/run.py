@@ -23,7 +23,9 @@ def read_tokens(path: Path) -> list[int]:
     try:
         tokens = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise EmberdError(f"{path}: not a JSON file of token ids: {error}") from error
+        raise EmberdError(
+            f"{path}: not a JSON file of token ids, with a list such as [1, 2, 3]: {error}"
+        ) from error
     if not isinstance(tokens, list) or not tokens or any(type(t) is not int for t in tokens):
         raise EmberdError(f"{path}: expected a JSON list of at least one token id")
     return tokens
@@ -46,7 +48,9 @@ def core_logits(artifact: Path, tokens: list[int], threads: int | None = None) -
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, help="artifact, or converted model")
-    parser.add_argument("--tokens", type=Path, required=True, help="JSON list of token ids")
+    parser.add_argument(
+        "--tokens", type=Path, metavar="FILE", required=True, help="file with a JSON list of ids"
+    )
     parser.add_argument("--logits", type=Path, help="write f32[tokens, vocabulary] here as .npy")
     parser.add_argument(
         "--backend", choices=BACKENDS, help="core for artifacts, onnxruntime for converted models"

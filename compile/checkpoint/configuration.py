@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from emberd.compile.converted import kind_of
 from emberd.compile.dimensions import (
     AttentionDimensions,
     Dimensions,
@@ -43,7 +44,10 @@ def read_configuration(folder: Path) -> Configuration:
     """Read and check config.json of a checkpoint; EmberdError names the key and what it expects."""
     file = folder / CONFIG_FILE
     if not file.is_file():
-        raise EmberdError(f"{folder}: no {CONFIG_FILE}: not a Hugging Face checkpoint folder")
+        raise EmberdError(
+            f"{folder}: no {CONFIG_FILE}: not a Hugging Face checkpoint folder"
+            + (f"; {kind}" if (kind := kind_of(folder)) else "")
+        )
     root = read_json(file)
     model_type = root["model_type"].text()
     if model_type not in _MODEL_TYPES:

@@ -105,6 +105,40 @@ def test_a_missing_file_is_named(folder: Path, capsys: pytest.CaptureFixture[str
     assert f"{folder / 'none.json'}: not a JSON file" in _error(capsys)
 
 
+def test_a_list_in_place_of_its_file_is_explained(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(folder / "artifact", Path("[1,2,3]")) == 2
+    assert "[1,2,3]: not a JSON file of token ids, with a list such as [1, 2, 3]" in _error(capsys)
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [
+        *(("artifact", command) for command in ("inspect", "plan", "build", "convert")),
+        *(("converted", command) for command in ("inspect", "convert")),
+    ],
+)
+def test_folders_of_another_kind_are_told(
+    folder: Path, tmp_path: Path, kind: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {"plan": ["--memory", "1G"], "inspect": []}.get(command, ["-o", str(tmp_path / "out")])
+    assert main([command, str(folder / kind), *more]) == 2
+    told = {
+        "artifact": "it is an artifact, already",
+        "converted": "it is a converted model: emberc",
+    }
+    assert told[kind] in _error(capsys)
+
+
+def test_an_artifact_is_no_converted_model(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = str(folder / "artifact")
+    assert main(["verify", artifact, "--against", artifact]) == 2
+    assert "(no model.yaml); it is an artifact" in _error(capsys)
+
+
 @both
 @pytest.mark.parametrize("tokens", [[1, 50], [-1], [2**31], [2**63], [-(2**70)]])
 def test_tokens_outside_the_vocabulary_are_refused(
