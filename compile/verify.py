@@ -98,6 +98,13 @@ class Verification:
     unsettled: np.ndarray | None = None
 
     @property
+    def bound(self) -> float:
+        """Of the arithmetic at a position: its |dlogit| with f32, else its KL."""
+        if self.recipe == "f32":
+            return MAX_DIFFERENCE * self.arithmetic.standard_deviation
+        return max(MAX_KL, self.activations.max_kl)
+
+    @property
     def out_of_bounds(self) -> np.ndarray:
         """bool[T]: where the arithmetic is, unsettled or not.
 
@@ -105,10 +112,9 @@ class Verification:
         and that which expert is chosen. So positions may differ by MAX_KL or as much as rounding
         does at its worst. (A router's exact tie may fall either way with any recipe.)
         """
-        if self.recipe == "f32":
-            bound = MAX_DIFFERENCE * self.arithmetic.standard_deviation
-            return np.asarray(~(self.arithmetic.difference <= bound))  # so not a number
-        return np.asarray(~(self.arithmetic.kl <= max(MAX_KL, self.activations.max_kl)))
+        arithmetic = self.arithmetic
+        found = arithmetic.difference if self.recipe == "f32" else arithmetic.kl
+        return np.asarray(~(found <= self.bound))  # so not a number
 
     @property
     def excused(self) -> np.ndarray:
@@ -184,7 +190,12 @@ def unsettled(session: OracleSession, tokens: Sequence[int], logits: np.ndarray)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--against", type=Path, required=True, help="the converted model")
-    parser.add_argument("--tokens", type=Path, help="JSON list of token ids (default: random)")
+    parser.add_argument(
+        "--tokens",
+        type=Path,
+        metavar="FILE",
+        help="file with a JSON list of token ids (default: random ones)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of random ones (default %(default)s)")
 
 
@@ -216,6 +227,21 @@ def run(arguments: argparse.Namespace) -> None:
             f"{arguments.artifact}: no position is within bounds, and onnxruntime settles none: "
             "try other sequences with --seed or --tokens"
         )
+    print(_verdict(found, "random tokens" if tokens is None else "the tokens given"))
+
+
+def _verdict(found: Verification, tokens: str) -> str:
+    positions = f"at {int((~found.excused).sum())} of {len(found.excused)} positions"
+    if found.recipe == "f32":
+        return (
+            f"within bounds: |dlogit| of the arithmetic is at most {found.bound:.3g} "
+            f"({MAX_DIFFERENCE:g} of std) {positions}"
+        )
+    return (
+        f"within bounds: KL of the arithmetic is at most {found.bound:.3g} (the larger of "
+        f"{MAX_KL:g} and the most that rounded activations make) {positions}; what quantised "
+        f"weights change has no bound: here it is of {tokens}"
+    )
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -58,7 +58,9 @@ def test_an_f32_artifact_has_one_error(folder: Path, capsys: pytest.CaptureFixtu
     assert re.fullmatch(
         rf"arithmetic, against onnxruntime on the same numbers: max \|dlogit\| {number} "
         rf"\(std {number}\), KL max {number} mean {number}, top-1 agreement 100\.00%, "
-        r"first top-1 divergence: none\n",
+        r"first top-1 divergence: none\n"
+        rf"within bounds: \|dlogit\| of the arithmetic is at most {number} \(0\.001 of std\) "
+        r"at 64 of 64 positions\n",
         output.out,
     )
 
@@ -68,8 +70,11 @@ def test_errors_of_a_quantised_artifact_are_told_apart(
     folder: Path, recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _run(folder / recipe, folder) == 0
-    labels = [line.partition(",")[0] for line in capsys.readouterr().out.splitlines()]
+    *lines, verdict = capsys.readouterr().out.splitlines()
+    labels = [line.partition(",")[0] for line in lines]
     assert labels == ["arithmetic", "rounded activations", "quantised weights"]
+    assert verdict.startswith("within bounds: KL of the arithmetic is at most ")
+    assert verdict.endswith("quantised weights change has no bound: here it is of random tokens")
     found = verify(folder / recipe, folder / "converted", TOKENS)
     assert found.arithmetic.max_kl <= 1e-3
     assert found.arithmetic.mean_kl < found.activations.mean_kl
@@ -103,7 +108,9 @@ def test_what_onnxruntime_does_not_settle_is_not_judged(
 
     monkeypatch.setattr(verify_module, "unsettled", undecided)
     assert _run(changed, folder, *arguments) == 0
-    assert re.search(r"not judged: \d+ of 40 positions out of bounds", capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    found = re.search(r"not judged: (\d+) of 40 positions out of bounds", printed)
+    assert found is not None and f"at {40 - int(found[1])} of 40 positions" in printed
     settled.append(POSITION)
     assert _run(changed, folder, *arguments) == 2
     assert f"the first position out of bounds is {POSITION} (" in capsys.readouterr().err
