@@ -180,8 +180,10 @@ def run(arguments: argparse.Namespace) -> None:
         found.check_model(trace.header.model)
     there = available(trace.header, found, arguments.lstm)
     answered = any(len(command.ids) > command.prompt for command in trace)
-    if not answered:  # it expects something of answers alone
-        there.pop("next-router", None)
+    if not answered:  # what is expected of next layers counts in answers alone
+        there = {
+            name: predictor for name, predictor in there.items() if 0 not in predictor.horizons
+        }
     predictors = _predictors(arguments.predictor, there)
     policies = _policies(arguments.policy, found, {kind for kind, of in predictors.items() if of})
 
@@ -227,8 +229,8 @@ def _say_no_answers(trace: Path, chunk: int) -> None:
     if chunk > 1:
         ways += ", or give --chunk 1 to have prompts read token by token"
     print(
-        f"emberc: note: {trace} has no answers, only prompts: nothing is decoded, and next-router "
-        f"is left out, as it says nothing of them; {ways}",
+        f"emberc: note: {trace} has no answers, only prompts: nothing is decoded, and predictors "
+        f"of next layers are left out, as they say nothing of them; {ways}",
         file=sys.stderr,
     )
 

@@ -99,9 +99,9 @@ def test_a_budget_below_token_demand_is_said(
 @pytest.mark.parametrize("answered", [True, False])
 @pytest.mark.parametrize("chunk", ["1", "512"])
 def test_a_trace_without_answers_is_told(
-    answered: bool, chunk: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answered: bool, chunk: str, found: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What routers expected is there for answers alone."""
+    """What is expected of next layers counts in answers alone."""
     path = tmp_path / "commands.trace"
     writer = TraceWriter(path, replace(HEADER, next_layer=2))
     ids = np.argsort(np.random.default_rng(0).random((20, 3, 8)), axis=-1)[..., :2]
@@ -114,9 +114,11 @@ def test_a_trace_without_answers_is_told(
     )
     writer.finish(1)
     writer.close()
-    assert main(["simulate", str(path), "--chunk", chunk, "--budget", "50%"]) == 0
+    arguments = ["--map", str(found), "--chunk", chunk, "--budget", "50%"]
+    assert main(["simulate", str(path), *arguments]) == 0
     printed = capsys.readouterr()
     assert ("layer-ahead (next-router)" in printed.out) == answered
+    assert "layer-transitions" not in printed.out
     assert ("has no answers, only prompts" in printed.err) != answered
     assert ("or give --chunk 1" in printed.err) == (not answered and chunk != "1")
 
