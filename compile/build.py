@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from emberd.compile.convert import convert
@@ -41,10 +40,8 @@ def build(
     disabled: Collection[str] = (),
     activation_map: Path | None = None,
     predictor: Path | None = None,
-    said: Callable[[str], object] | None = None,
 ) -> list[str]:
-    """Build an artifact; returns what the passes did, a line each. `said` has each of them as soon
-    as it is known, before the weights are written.
+    """Build an artifact; returns what the passes did, a line each.
 
     `target` "host" compiles for the best instruction set of this machine only; a named target for
     all of its instruction sets. `disabled` names optional passes to leave out; `activation_map` a
@@ -90,9 +87,6 @@ def build(
                 dump=dump,
                 progress=progress,
             )
-            if said is not None:
-                for line in compiled.report:
-                    said(line)
             write_artifact(
                 destination,
                 model,
@@ -184,7 +178,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    build(
+    lines = build(
         arguments.source,
         arguments.output,
         arguments.target,
@@ -194,6 +188,7 @@ def run(arguments: argparse.Namespace) -> None:
         disabled=arguments.disable,
         activation_map=arguments.map,
         predictor=arguments.predictor,
-        said=partial(print, flush=True),
     )
+    for line in lines:
+        print(line)
     print(f"wrote {arguments.output}")
