@@ -76,7 +76,7 @@ def test_the_table_has_a_line_for_every_setting(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--budget", "1"], "a token needs 2 of a layer at once"),
+        (["--budget", "1KB"], "a token needs 2 of a layer at once"),
         (
             ["--budget", "100%"],
             "--budget 100%: all 64 experts are in memory then, and no token",
