@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from emberd.compile.traffic import decode_traffic
@@ -18,6 +19,7 @@ from bench.table import Row, row
 from bench.worker import Reply, Worker, WorkerError
 
 DECODED = 32  # tokens of one sample
+_DECODES = 9  # samples: short ones, and what memory gives changes from second to second
 _TRIES = 3  # for a group of figures
 _MEBIBYTE = 1 << 20
 _STREAM_CONTEXT = 1024
@@ -73,14 +75,15 @@ def _one_stream(bench: Bench, threads: int, plan: Plan, artifact: Artifact) -> I
         for prompt in plan.prompts:
             samples = bench.rates(workers, threads, "prefill", prompt, prepare=_clear)
             yield _told(row(f"prefill {prompt}", threads, "tok/s", "higher", samples.values))
+        decode = partial(bench.rates, workers, threads, "decode", DECODED, samples=_DECODES)
         for context in plan.contexts:
             if context == 0:
-                samples = bench.rates(workers, threads, "decode", DECODED, prepare=_begin)
+                samples = decode(prepare=_begin)
             else:
                 for worker in workers:
                     worker.call("clear", 60)
                     timed(worker, "fill", context)
-                samples = bench.rates(workers, threads, "decode", DECODED)
+                samples = decode()
             name = f"decode, context {context}"
             yield _told(row(name, threads, "tok/s", "higher", samples.values))
             yield _told(_moved(name, threads, samples, artifact, context))
@@ -101,7 +104,15 @@ def _moved(name: str, threads: int, samples: Samples, artifact: Artifact, contex
 
 def _streams(bench: Bench, threads: int, streams: int) -> Iterator[Row]:
     with bench.workers(threads, _STREAM_CONTEXT, streams) as workers:
-        samples = bench.rates(workers, threads, "decode", DECODED, streams=streams, prepare=_begin)
+        samples = bench.rates(
+            workers,
+            threads,
+            "decode",
+            DECODED,
+            streams=streams,
+            samples=_DECODES,
+            prepare=_begin,
+        )
     plural = "s" if streams > 1 else ""
     name = f"decode, {streams} stream{plural}"
     yield _told(row(name, threads, "tok/s", "higher", samples.values))

@@ -17,7 +17,7 @@ from bench.worker import SIDES, Reply, Worker
 
 SAMPLES = 5
 PROMPT = 16  # tokens before the first one
-_READS = 8  # passes over memory after each pair of samples
+_READS = 4  # passes over memory after each sample
 _TRIES = 3  # for one sample; then the least disturbed of them is taken
 PATIENCE_SECONDS = 20.0
 _START_SECONDS = 120.0  # that loading may take
@@ -80,20 +80,21 @@ class Bench:
         count: int,
         *,
         streams: int = 1,
+        samples: int = SAMPLES,
         prepare: Callable[[Worker], object] = lambda worker: None,
         slowest: float | None = None,
     ) -> Samples:
-        """Tokens per second of `method`, `count` tokens in each of `streams`.
+        """Tokens per second of `method`, `count` tokens in each of `streams`, `samples` times.
 
         `slowest`: tokens per second that are waited for, if not the usual.
         """
-        samples = Samples()
-        for _ in range(SAMPLES):
+        taken = Samples()
+        for _ in range(samples):
             for worker in workers:
                 reply = self._quietly(worker, method, count, streams, prepare, slowest)
-                samples.values[worker.side].append(count * streams / reply.seconds)
-            samples.reads += [self._read.measure(threads) for _ in range(_READS)]
-        return samples
+                taken.values[worker.side].append(count * streams / reply.seconds)
+                taken.reads += [self._read.measure(threads) for _ in range(_READS)]
+        return taken
 
     def starts(
         self, threads: int, context: int, then: Callable[[Worker], Reply]

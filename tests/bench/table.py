@@ -12,8 +12,8 @@ from statistics import median
 @dataclass(frozen=True)
 class Target:
     """Bounds of emberd / llama.cpp (or what a figure has in its place), from the project's table
-    of what it must show; `within`: how
-    far emberd may be on the wrong side of its peer instead, in the unit of the figure."""
+    of what it must show; `within`: how far emberd may be on the wrong side of its peer instead, in
+    the unit of the figure."""
 
     must: float | None = None
     aim: float | None = None

@@ -55,6 +55,7 @@ class FakeBench:
         count: int,
         *,
         streams: int = 1,
+        samples: int = 5,
         prepare: Callable[[Recorder], object] = lambda worker: None,
     ) -> Samples:
         if self.failures:
@@ -62,6 +63,7 @@ class FakeBench:
             raise WorkerError("peer took too long")
         prepare(self.worker)
         self.worker.calls.append((method, count, streams))
+        assert samples >= 5
         return Samples({"emberd": [20.0], "peer": [10.0]}, [1e6, 2e6, 9e6])
 
     def starts(self, threads: int, context: int, then: Callable[[Recorder], Reply]) -> Any:

@@ -97,6 +97,17 @@ def test_disturbed_samples_are_taken_again(
     assert bench.foreign == foreign
 
 
+def test_as_many_samples_as_are_wanted(bench: Bench) -> None:
+    """And memory is read between any two of them."""
+    with bench.workers(threads=1, context=64) as workers:
+        samples = bench.rates(workers, 1, "decode", 8, samples=7)
+    assert {side: len(values) for side, values in samples.values.items()} == {
+        "emberd": 7,
+        "peer": 7,
+    }
+    assert len(samples.reads) == 4 * 14
+
+
 def test_starts_are_of_fresh_processes(bench: Bench) -> None:
     seconds, peaks = bench.starts(1, 64, lambda worker: worker.call("decode", 9, count=3))
     assert seconds.values == {"emberd": [2.0] * 5, "peer": [4.0] * 5}
