@@ -4,6 +4,10 @@ Each value head has a state S [Dk, Dv] that a token decays, corrects and reads:
     S = e^g S;  S = S + k (beta (v - S^T k))^T;  o = S^T q / sqrt(Dk)
 with q and k of length one. The recurrent form is used for any number of tokens, so that the result
 does not depend on how a prompt is cut; a task keeps its part of one state in the cache meanwhile.
+The chunked form (WY; Yang et al., 2024, "Parallelizing Linear Transformers with the Delta Rule over
+Sequence Length") would not be faster on vector units: with 64 tokens a chunk and heads of 128, a
+token takes 3 * 128 * 128 products with the state and 4 * 32 * 128 with the tokens of its chunk, as
+many as the 4 * 128 * 128 here. It is for processors that multiply matrices.
 """
 
 from __future__ import annotations
