@@ -61,5 +61,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             response.force_close()
         if shown.status == 429:
             response.headers["Retry-After"] = "1"
+        if shown.code == "draining":  # who asks again should come to the next daemon
+            response.force_close()
     request.app[SERVING].metrics.responses[response.status] += 1
     return response

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from emberd.daemon.server.systemd import notify_ready, passed_socket
 
 RELOADED = ("expert_budget", "routing_margin", "stall_deadline", "stall_weight")  # by SIGHUP
 LEAST_STEP_SECONDS = 3.0  # that the last step may take when the daemon ends
+FIRST_REQUEST_SECONDS = 0.1  # in which a connection that was just taken asks something
 KEEPALIVE_SECONDS = 75.0  # a connection without a request is closed after it
 
 log = logging.getLogger("emberd")
@@ -54,7 +56,8 @@ async def serve(
     )
     await runner.setup()
     try:
-        site = await _listen(runner, config)
+        passed = passed_socket()
+        site = await _listen(runner, config, passed)
         metrics.reached("listening")
         service = await app[SERVING].loading
     except EmberdError:
@@ -83,6 +86,8 @@ async def serve(
     print(f"emberd: {service.name} on {_url(runner.addresses[0])}", flush=True)
     notify_ready()
     await stop.wait()
+    if passed is not None:
+        await _leave(passed)
     service.draining = True
     await site.stop()
     await _drain(service)
@@ -128,9 +133,10 @@ async def _close(service: Service) -> None:
     await closing
 
 
-async def _listen(runner: web.AppRunner, config: Config) -> web.BaseSite:
+async def _listen(
+    runner: web.AppRunner, config: Config, passed: socket.socket | None
+) -> web.BaseSite:
     """On the socket that systemd passed, else where the settings say."""
-    passed = passed_socket()
     if passed is not None:
         site: web.BaseSite = web.SockSite(runner, passed)
     else:
@@ -144,6 +150,13 @@ async def _listen(runner: web.AppRunner, config: Config) -> web.BaseSite:
         where = f"{config.host:.80}:{config.port}"
         raise EmberdError(f"cannot listen on {where}: {reason}") from None
     return site
+
+
+async def _leave(passed: socket.socket) -> None:
+    """Leaves connections to the next daemon, but for those that were taken: who waits there is
+    still served. Closing the socket at once would reset those that were taken just before."""
+    asyncio.get_running_loop().remove_reader(passed)
+    await asyncio.sleep(FIRST_REQUEST_SECONDS)
 
 
 def _url(address: Any) -> str:

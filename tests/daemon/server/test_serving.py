@@ -96,8 +96,10 @@ async def test_health(start: Any) -> None:
 async def test_draining_refuses_new_requests(start: Any) -> None:
     daemon = await start("hello")
     daemon.service.draining = True
-    status, error = await daemon.refusal({"messages": [_user("x")]})
-    assert (status, error["code"]) == (503, "draining")
+    body = {"messages": [_user("x")]}
+    async with daemon.http.post(f"{daemon.url}/v1/chat/completions", json=body) as response:
+        assert response.status == 503 and response.headers["Connection"] == "close"
+        assert (await response.json())["error"]["code"] == "draining"
 
 
 @pytest.mark.usefixtures("every_boundary")

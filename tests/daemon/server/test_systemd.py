@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -65,6 +66,26 @@ async def test_who_connects_before_the_daemon_is_up_is_answered(
                 assert process.stdout is not None
                 where = f"http://127.0.0.1:{address[1]}" if path is None else f"unix:{path}"
                 assert process.stdout.readline() == f"emberd: demo on {where}\n"
+
+
+async def test_who_connects_while_the_daemon_ends_is_answered(demo_artifact: Path) -> None:
+    """By it, which had let the connection in, or by the next one."""
+    with socket.socket() as passed:
+        passed.bind(("127.0.0.1", 0))
+        passed.listen()
+        url = f"http://127.0.0.1:{passed.getsockname()[1]}/v1/completions"
+        with _activated(demo_artifact, passed) as process:
+            assert process.stdout is not None and process.stdout.readline()
+            process.send_signal(signal.SIGSTOP)  # the request and the end are there at once
+            async with aiohttp.ClientSession() as http:
+                body = {"prompt": "x", "max_tokens": 1}
+                waiting = asyncio.create_task(http.post(url, json=body))
+                await asyncio.sleep(0.05)  # it connects and asks
+                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGCONT)
+                assert await asyncio.to_thread(process.wait) == 0
+                with _activated(demo_artifact, passed):
+                    assert (await waiting).status == 200
 
 
 @pytest.mark.parametrize("abstract", [True, False])
