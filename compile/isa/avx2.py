@@ -1,6 +1,6 @@
 """x86-64-v3: AVX2, FMA and F16C (Haswell, Zen and later)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from emberd.compile.isa.definition import Isa, sum_planes
 from emberd.compile.isa.vector import Expr, broadcast, intrinsic, type_of, vector_type
@@ -10,7 +10,7 @@ LANES = 8
 
 
 def dot_group(
-    zero_point: int, weights: Sequence[Expr], planes: Sequence[Sequence[Expr]], bias: Expr
+    zero_point: int, weights: Iterable[Expr], planes: Sequence[Sequence[Expr]], bias: Expr
 ) -> Expr:
     """vpmaddubsw, whose int16 sums of two products saturate, so each case keeps them in range.
 
@@ -18,6 +18,7 @@ def dot_group(
     before they are widened. 8-bit weights give their sign to the activations: at most
     2 * 127 * 127 = 32258.
     """
+    weights = list(weights)
     if zero_point != 8:
         return sum_planes([_dot_signed(weights, plane) for plane in planes])
     products = [_dot_unsigned(weights, plane) for plane in planes]

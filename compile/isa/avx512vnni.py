@@ -1,6 +1,6 @@
 """x86-64 with AVX-512 VNNI: Ice Lake, Zen 4 and later."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from emberd.compile.isa.avx2 import AVX2, half_to_float
 from emberd.compile.isa.definition import Isa, sum_planes
@@ -11,7 +11,7 @@ LANES = 16
 
 
 def dot_group(
-    zero_point: int, weights: Sequence[Expr], planes: Sequence[Sequence[Expr]], bias: Expr
+    zero_point: int, weights: Iterable[Expr], planes: Sequence[Sequence[Expr]], bias: Expr
 ) -> Expr:
     """vpdpbusd on the unsigned weights; the bias is what the last sum starts from.
 

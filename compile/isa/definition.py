@@ -1,6 +1,6 @@
 """What an instruction set is to the kernels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from emberd.compile.isa.vector import Expr, broadcast, type_of
@@ -8,7 +8,7 @@ from tvm.script import tirx as T  # noqa: N812
 
 GROUP = 32  # weights that share one scale
 
-DotGroup = Callable[[int, Sequence[Expr], Sequence[Sequence[Expr]], Expr], Expr]
+DotGroup = Callable[[int, Iterable[Expr], Sequence[Sequence[Expr]], Expr], Expr]
 HalfToFloat = Callable[[Expr], Expr]
 AddPairs = Callable[[Expr, Expr, Expr], Expr]
 
@@ -20,7 +20,8 @@ class Isa:
     `dot_group(zero_point, weights, planes, bias)` is the exact integer dot product of one group of
     32 for `lanes` rows, as int32 x lanes:
         sum over j, b of (weights[j][4 * row + b] - zero_point) * x[4 * j + b]
-    weights: 8 vectors uint8 x 4 lanes, zero_point 8 (values 0..15) or 128 (values 1..255);
+    weights: 8 vectors uint8 x 4 lanes, zero_point 8 (values 0..15) or 128 (values 1..255); taken
+    once each, in order, as they may be loaded when they are taken;
     planes: the activations x, as one plane or as a high and a low one, x = 254 * high + low; a
     plane is 8 int32 scalars of 4 int8 each, values -127..127;
     bias: int32, -zero_point * the sum of the 32 x: for sets that multiply unsigned weights.

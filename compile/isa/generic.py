@@ -1,6 +1,6 @@
 """Any x86-64: SSE2 only. Correct everywhere, not tuned."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from emberd.compile.isa.definition import Isa, sum_planes
 from emberd.compile.isa.vector import Expr, broadcast, intrinsic, type_of, vector_type
@@ -10,7 +10,7 @@ LANES = 4
 
 
 def dot_group(
-    zero_point: int, weights: Sequence[Expr], planes: Sequence[Sequence[Expr]], bias: Expr
+    zero_point: int, weights: Iterable[Expr], planes: Sequence[Sequence[Expr]], bias: Expr
 ) -> Expr:
     """pmaddwd on bytes widened to int16: the even ones of every four, then the odd ones."""
     split = [_split_unsigned(weight) for weight in weights]

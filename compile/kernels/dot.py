@@ -6,7 +6,7 @@ of rows around it, so results do not depend on how a prompt is cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,8 @@ class Weights:
                 group, lane = T.Bind(number * 2 + half), T.Bind(part * isa.lanes)
                 scales = self._scales(isa, block, half, lane)
                 integers = self._integers(isa, block, half, lane)
+                if not is_one(count):
+                    integers = list(integers)
                 with T.serial(0, count) as row:
                     token = T.Bind(source(row))
                     products = _multiply_group(isa, integers, activations, token, group)
@@ -94,14 +96,18 @@ class Weights:
         bits = self._load(block + (half * TILE + lane) * 2, 2 * isa.lanes)
         return T.Bind(isa.half_to_float(T.reinterpret(vector_type("uint16", isa.lanes), bits)))
 
-    def _integers(self, isa: Isa, block: Expr, half: Expr, lane: Expr) -> list[Expr]:
-        """Eight vectors uint8 with four columns of each row."""
+    def _integers(self, isa: Isa, block: Expr, half: Expr, lane: Expr) -> Iterable[Expr]:
+        """Eight vectors uint8 with four columns of each row.
+
+        Those of q8 are loaded one by one as they are taken: with all loads of a group together
+        before the work, a single token reads memory at four fifths of the speed.
+        """
         start = T.Bind(block + half * self.format.group_bytes + lane * 4 + SCALE_BYTES)
-        chunks = [
+        chunks = (
             self._load(start + 4 * TILE * j, 4 * isa.lanes)
             for j in range(self.format.group_bytes // (4 * TILE))
-        ]
-        return _nibbles(chunks, isa.lanes) if self.format.bits == 4 else chunks
+        )
+        return _nibbles(list(chunks), isa.lanes) if self.format.bits == 4 else chunks
 
     def _prefetch(self, block: Expr) -> None:
         """With several rows, loads are too far apart for the hardware to keep memory busy."""
@@ -114,7 +120,7 @@ class Weights:
 
 
 def _multiply_group(
-    isa: Isa, integers: list[Expr], activations: Activations, row: Expr, group: Expr
+    isa: Isa, integers: Iterable[Expr], activations: Activations, row: Expr, group: Expr
 ) -> Expr:
     """The dot product of one group with one activation row, as float32."""
     planes = activations.planes(row, group)
