@@ -17,6 +17,7 @@ from emberd.compile.passes.fuse_expert_gather import fuse_expert_gather
 from emberd.compile.passes.fuse_gated_activation import fuse_gated_activation
 from emberd.compile.passes.fuse_gated_sum import fuse_gated_sum
 from emberd.compile.passes.fuse_linear import fuse_embedding, fuse_linear
+from emberd.compile.passes.fuse_normed_projections import fuse_normed_projections
 from emberd.compile.passes.fuse_projections import fuse_projections
 from emberd.compile.passes.fuse_rms_norm import fuse_rms_norm
 from emberd.compile.passes.fuse_router import fuse_router
@@ -36,6 +37,7 @@ from tvm import tirx
 OPTIONAL_PASSES = (
     "fuse_gated_activation",
     "fuse_gated_sum",
+    "fuse_normed_projections",
     "fuse_projections",
     "fuse_rms_norm",
     "fuse_shared_expert",
@@ -151,6 +153,7 @@ def _phases(
         *([bound_logits()] if block == "head" else []),
         fuse_shared_expert(),
         fuse_projections(),
+        fuse_normed_projections(),
         lower_kernels(isa, library),
         lower_remaining(),
         plan_memory(),

@@ -141,6 +141,14 @@ def _projections(tensors: Sequence[Array], scalars: Sequence[Any]) -> tuple[Arra
     )
 
 
+def _normed_projections(tensors: Sequence[Array], scalars: Sequence[Any]) -> Any:
+    x, weight, *weights = tensors
+    eps, zero_centred, *layers = scalars
+    normed = rms_norm.reference(x, weight, eps=eps, zero_centred=bool(zero_centred))
+    outputs = _projections([normed.astype(np.float32), *weights], layers)
+    return outputs if len(outputs) > 1 else outputs[0]
+
+
 _REFERENCES: dict[str, Callable[[Sequence[Array], Sequence[Any]], Any]] = {
     "block_maxima": lambda t, s: block_maxima.reference(*t, s[0]),
     "embedding": lambda t, s: embedding.reference(t[0], _weight(t[1], s)),
@@ -149,6 +157,7 @@ _REFERENCES: dict[str, Callable[[Sequence[Array], Sequence[Any]], Any]] = {
     "gather_experts": _gather_experts,
     "linear": _linear,
     "moe": _moe,
+    "normed_projections": _normed_projections,
     "projections": _projections,
     "rms_norm": lambda t, s: rms_norm.reference(*t, eps=s[0], zero_centred=bool(s[1])),
     "router": lambda t, s: router.reference(*t, s[0]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,12 +116,10 @@ class Activations:
         ]
         return [high, [round_to_int(vector) for vector in left]]
 
-    def store_row(self, isa: Isa, x: Buffer, source: Expr, row: Expr) -> None:
-        """Quantises row `source` of x as row `row`."""
-        with T.serial(0, int(x.shape[1]) // GROUP) as group:
-            vectors = [
-                load(x, [source, group * GROUP + i], isa.lanes) for i in range(0, GROUP, isa.lanes)
-            ]
+    def store_row(self, isa: Isa, values: Callable[[Expr, int], Expr], row: Expr) -> None:
+        """Quantises row `row`, of which values(column, lanes) are that many float32."""
+        with T.serial(0, int(self.scales.shape[1])) as group:
+            vectors = [values(group * GROUP + i, isa.lanes) for i in range(0, GROUP, isa.lanes)]
             self.store_group(vectors, row, group)
 
 

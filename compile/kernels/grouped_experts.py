@@ -10,7 +10,7 @@ from emberd.compile.isa.math import silu
 from emberd.compile.isa.vector import Buffer, Expr, for_block, load
 from emberd.compile.kernels.activations import Activations
 from emberd.compile.kernels.dimensions import Dimension, Scratch
-from emberd.compile.kernels.dot import RowMap, Weights
+from emberd.compile.kernels.dot import RowMap, Weights, float_row
 from emberd.compile.kernels.experts import Expect, Put
 from emberd.compile.quantize.activations import Precision
 from emberd.compile.quantize.formats import GROUP, TILE, GroupFormat
@@ -162,7 +162,7 @@ class GroupedInput:
         return Activations.scratch(rows, width, precision)
 
     def prepare(self, row: Expr) -> None:
-        self.inputs.store_row(self.isa, self.x, row, row)
+        self.inputs.store_row(self.isa, float_row(self.x, row), row)
 
     def routed(self, bank: Buffer, rows: Dimension, width: int) -> GroupedExperts:
         hidden = int(self.x.shape[1])

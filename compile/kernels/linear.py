@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import add
 
@@ -20,8 +20,22 @@ from emberd.compile.isa.vector import (
     type_of,
 )
 from emberd.compile.kernels.activations import Activations, types_suffix
-from emberd.compile.kernels.dimensions import Scratch, Tasks, dimension, token_suffix
-from emberd.compile.kernels.dot import ROWS, Weights, dot_float, is_one, over_weights
+from emberd.compile.kernels.dimensions import (
+    Dimension,
+    Scratch,
+    Tasks,
+    dimension,
+    token_suffix,
+)
+from emberd.compile.kernels.dot import (
+    ROWS,
+    FloatRow,
+    Weights,
+    dot_float,
+    float_row,
+    is_one,
+    over_weights,
+)
 from emberd.compile.quantize.activations import Precision
 from emberd.compile.quantize.formats import FORMATS, TILE, GroupFormat
 from numpy.typing import NDArray
@@ -70,7 +84,7 @@ def linear(
             weights = Weights(weight_format, k, weight)
             quantised = Activations.arguments("x", rows, k, activations, weight_format.zero_point)
             with T.sblock("root"):
-                quantise_rows(isa, x, [quantised], tokens)
+                quantise_rows(isa, partial(float_row, x), rows, [quantised])
                 count, multiply = multiply_tasks(isa, weights, quantised, added, y)
                 with over_weights(count, n * k // count, rows) as task:
                     multiply(task)
@@ -96,12 +110,16 @@ def weight_argument(name: str, format: str, n: int, k: int) -> Buffer:
     return T.arg(name, T.buffer((T.int64(weight_format.packed_bytes(n, k)),), "uint8"))
 
 
-def quantise_rows(isa: Isa, x: Buffer, targets: Sequence[Activations], tokens: int | None) -> None:
-    """Quantises x for every target. A single row is not worth waking the other threads."""
+def quantise_rows(
+    isa: Isa, source: Callable[[Expr], FloatRow], rows: Dimension, targets: Sequence[Activations]
+) -> None:
+    """Quantises source(0), source(1), ... for every target. A single row is not worth waking the
+    other threads."""
     if targets:
-        with (T.serial if tokens == 1 else T.parallel)(0, x.shape[0]) as row:
+        with (T.serial if is_one(rows) else T.parallel)(0, rows) as row:
+            values = source(row)
             for activations in targets:
-                activations.store_row(isa, x, row, row)
+                activations.store_row(isa, values, row)
 
 
 def multiply_tasks(

@@ -6,10 +6,13 @@ delta layer has plain weights and a gate (y = x / rms * w * silu(gate)).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from emberd.compile.isa.isa import Isa
 from emberd.compile.isa.math import Register, reciprocal_sqrt, silu
 from emberd.compile.isa.vector import (
+    Buffer,
     Expr,
     PrimFunc,
     broadcast,
@@ -27,8 +30,21 @@ from emberd.compile.kernels.dimensions import (
     token_suffix,
     vector_lanes,
 )
+from emberd.compile.kernels.dot import FloatRow
 from numpy.typing import NDArray
 from tvm.script import tirx as T  # noqa: N812
+
+
+class Norm(NamedTuple):
+    """An RMSNorm without a gate; `zero_centred`: it multiplies by 1 + weight."""
+
+    eps: float
+    zero_centred: bool
+
+    def suffix(self) -> str:
+        """How a kernel's name tells it."""
+        eps = self.eps.hex().replace("-", "m").replace("+", "").replace(".", "_")
+        return f"eps{eps}" + "_zero_centred" * self.zero_centred
 
 
 def reference(
@@ -54,24 +70,19 @@ def rms_norm(
     run time.
     """
     lanes = vector_lanes(isa, columns)
-    name = (
-        f"rms_norm_n{columns}_eps{eps.hex()}".replace("-", "m").replace("+", "").replace(".", "_")
-    )
-    name += "_zero_centred" * zero_centred + "_gated" * gated + f"_{token_suffix(rows)}"
-    with kernel(name) as builder:
+    norm = Norm(eps, zero_centred)
+    name = f"rms_norm_n{columns}_{norm.suffix()}" + "_gated" * gated
+    with kernel(f"{name}_{token_suffix(rows)}") as builder:
         shape = (dimension("rows", rows), columns)
         x = T.arg("x", T.buffer(shape, "float32"))
         weight = T.arg("weight", T.buffer((columns,), "float32"))
         gate = T.arg("gate", T.buffer(shape, "float32")) if gated else None
         y = T.arg("y", T.buffer(shape, "float32"))
         with T.sblock("root"), parallel_unless_small(shape[0], columns) as row:
-            scale = broadcast(_reciprocal_rms(x, row, columns, lanes, eps), lanes)
+            normed = normed_row(isa, x, weight, row, norm)
             with T.serial(0, columns // lanes) as vector:
                 at = [row, vector * lanes]
-                factor = load(weight, [vector * lanes], lanes)
-                if zero_centred:
-                    factor = T.Bind(factor + constant(1.0, lanes))
-                value = T.Bind(load(x, at, lanes) * scale * factor)
+                value = normed(vector * lanes, lanes)
                 if gate is not None:
                     value = value * silu(load(gate, at, lanes))
                 store(y, value, at)
@@ -83,6 +94,20 @@ def rms_norm_scratch(
 ) -> Scratch:
     """None is needed."""
     return []
+
+
+def normed_row(isa: Isa, x: Buffer, weight: Buffer, row: Expr, norm: Norm) -> FloatRow:
+    """Row `row` of x f32[R, D], normed."""
+    columns = int(x.shape[1])
+    scale = _reciprocal_rms(x, row, columns, vector_lanes(isa, columns), norm.eps)
+
+    def values(column: Expr, lanes: int) -> Expr:
+        factor = load(weight, [column], lanes)
+        if norm.zero_centred:
+            factor = T.Bind(factor + constant(1.0, lanes))
+        return T.Bind(load(x, [row, column], lanes) * broadcast(scale, lanes) * factor)
+
+    return values
 
 
 def _reciprocal_rms(x: Expr, row: Expr, columns: int, lanes: int, eps: float) -> Expr:

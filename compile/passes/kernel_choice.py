@@ -25,7 +25,7 @@ from emberd.compile.kernels.integer_attention import (
 from emberd.compile.kernels.linear import linear, linear_scratch
 from emberd.compile.kernels.moe import moe, moe_scratch
 from emberd.compile.kernels.projections import Projection, projections, projections_scratch
-from emberd.compile.kernels.rms_norm import rms_norm
+from emberd.compile.kernels.rms_norm import Norm, rms_norm
 from emberd.compile.kernels.rotary_embedding import rotary_embedding
 from emberd.compile.kernels.router import router
 from emberd.compile.kernels.shared_expert import shared_expert, shared_expert_scratch
@@ -86,11 +86,20 @@ def _linear(parsed: OperatorCall) -> Kernel:
 
 
 def _projections(parsed: OperatorCall) -> Kernel:
+    return _projections_of(parsed, parsed.scalars, None)
+
+
+def _normed_projections(parsed: OperatorCall) -> Kernel:
+    eps, zero_centred, *scalars = parsed.scalars
+    return _projections_of(parsed, scalars, Norm(float(eps), bool(zero_centred)))
+
+
+def _projections_of(parsed: OperatorCall, scalars: list[Any], norm: Norm | None) -> Kernel:
     rows, tokens = _tokens(parsed)
-    of_weights: list[list[Any]] = [parsed.scalars[i::4] for i in range(4)]
-    formats, rows_of, _columns, activations = of_weights
+    formats, rows_of, _columns, activations = (scalars[i::4] for i in range(4))
     layers = tuple(map(Projection, formats, activations, rows_of))
-    static: dict[str, Any] = {"layers": layers, "k": static_shape(parsed.tensors[0])[1]}
+    k = static_shape(parsed.tensors[0])[1]
+    static: dict[str, Any] = {"layers": layers, "k": k, "norm": norm}
     return Kernel(
         _once(projections, **static, tokens=tokens),
         scratch=tuple(projections_scratch(rows, **static)),
@@ -267,6 +276,7 @@ def _cached_attention(parsed: OperatorCall) -> Kernel:
 _CHOICES: dict[str, Callable[[OperatorCall], Kernel]] = {
     "linear": _linear,
     "projections": _projections,
+    "normed_projections": _normed_projections,
     "embedding": _embedding,
     "block_maxima": _block_maxima,
     "router": _router,

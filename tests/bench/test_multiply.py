@@ -25,6 +25,11 @@ from bench.table import row
         ("linear_residual_q4a8_n64_k96_tn", "linear 64 x 96", 2 * 64 * 96),
         ("linear_q8a16_n64_k96_tn", "linear 64 x 96", 2 * 2 * 64 * 96),
         ("projections_q4a8_n64_f32_n3_q8a8_n16_k96_tn", "projections 80 x 96", 2 * 80 * 96),
+        (
+            "projections_q4a8_n64_f32_n3_normed_eps0x1_0p20_zero_centred_k96_tn",
+            "projections 64 x 96",
+            2 * 64 * 96,
+        ),
         ("projections_q4a8_n64_q4a16_n16_k96_tn", "projections 80 x 96", 2 * (64 + 32) * 96),
     ],
 )
