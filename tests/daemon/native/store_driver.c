@@ -207,6 +207,18 @@ static void test_expecting(running *run)
     ember_model_expect_experts(run->model, false);
 }
 
+/* A prompt computes with the experts that are there while others are read. */
+static void test_waves(running *run)
+{
+    const int32_t tokens[CHUNK] = {0, 1, 2, 3, 4, 5, 6, 7};
+    set_budget(run, ALL);
+    set_budget(run, 2 * TOP_K); /* an empty store */
+    demand_overlap();
+    CHECK(run_step(run, tokens, CHUNK) == EMBER_OK);
+    CHECK(has_overlapped());
+    check_experts(run, tokens, CHUNK);
+}
+
 /* A step that has waited for its time skips the light experts: that of layer 0, whose read has begun,
  * and that of layer 1, which is not read at all. */
 static void test_stalls(running *run)
@@ -393,6 +405,7 @@ int main(int count, char **arguments)
             test_memory(&run);
         test_warming(&run, 2);
         test_expecting(&run);
+        test_waves(&run);
         test_stalls(&run);
         test_rerouting(&run);
         test_truncated(&run, arguments[2]);

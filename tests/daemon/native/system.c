@@ -13,6 +13,9 @@ atomic_int allowed = -1;
 bool without_memfd;
 pthread_t stepping;
 atomic_bool closed;
+static atomic_bool overlapping, computes;
+static atomic_llong first_read; /* meanwhile: its offset, or -1 */
+static atomic_int finished;     /* reads meanwhile */
 static atomic_uint seed = 1;
 static pthread_mutex_t noting = PTHREAD_MUTEX_INITIALIZER;
 static off_t noted[64];
@@ -52,6 +55,44 @@ int noted_before(off_t offset)
     return before;
 }
 
+static void pause_shortly(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
+void demand_overlap(void)
+{
+    atomic_store(&computes, false);
+    atomic_store(&first_read, -1);
+    atomic_store(&finished, 0);
+    atomic_store(&overlapping, true);
+}
+
+bool has_overlapped(void)
+{
+    return !atomic_load(&overlapping);
+}
+
+void computing(void)
+{
+    if (!atomic_load(&overlapping))
+        return;
+    atomic_store(&computes, true);
+    while (atomic_load(&finished) < 2)
+        pause_shortly();
+    atomic_store(&overlapping, false);
+}
+
+/* All reads but the first, which may be tried again. */
+static void hold_back(off_t offset)
+{
+    long long none = -1;
+    atomic_compare_exchange_strong(&first_read, &none, offset);
+    while (atomic_load(&overlapping) && !atomic_load(&computes) &&
+           atomic_load(&first_read) != offset)
+        pause_shortly();
+}
+
 static bool refused(void)
 {
     return atomic_load(&allowed) >= 0 && atomic_fetch_sub(&allowed, 1) == 0;
@@ -72,11 +113,15 @@ ssize_t __wrap_pread(int file, void *target, size_t bytes, off_t offset)
 {
     note(offset);
     while (atomic_load(&closed))
-        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+        pause_shortly();
+    hold_back(offset);
     if (atomic_load(&delayed))
         nanosleep(&(struct timespec){.tv_nsec = (long)(draw() % 400) * 1000}, NULL);
-    if (draw() % 100 >= (unsigned)atomic_load(&failures_in_100))
-        return __real_pread(file, target, bytes, offset);
+    if (draw() % 100 >= (unsigned)atomic_load(&failures_in_100)) {
+        ssize_t count = __real_pread(file, target, bytes, offset);
+        atomic_fetch_add(&finished, count > 0);
+        return count;
+    }
     memset(target, 0xFF, bytes);
     const int codes[] = {EIO, EINTR, EINVAL, 0};
     errno = codes[draw() % 4];

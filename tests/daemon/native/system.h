@@ -16,6 +16,11 @@ extern bool without_memfd;
 extern pthread_t stepping;
 extern atomic_bool closed;
 
+/* From then on, reads after the first wait until a kernel runs, and that waits until one was read. */
+void demand_overlap(void);
+bool has_overlapped(void);
+void computing(void); /* called by a kernel that takes experts */
+
 unsigned draw(void); /* a random number */
 
 /* Reads are noted. */
