@@ -1,7 +1,9 @@
-/* A disk that a test stops and breaks: preloaded into a daemon, it stands between it and experts.bin.
+/* A disk that a test stops, slows and breaks: preloaded into a daemon, it stands between it and
+ * experts.bin.
  *
  * In the folder that EMBERD_TEST_DISK names, the file `stopped` holds reads back for as long as it is
- * there, and `broken` has them fail. A read that is held back makes the file `reached`. */
+ * there, `broken` has them fail, and `slow` delays each of them. A read that is held back makes the
+ * file `reached`. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -49,5 +51,7 @@ ssize_t pread(int file, void *target, size_t bytes, off_t offset)
         errno = EIO;
         return -1;
     }
+    if (is_there("slow"))
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
     return real(file, target, bytes, offset);
 }

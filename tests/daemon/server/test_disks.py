@@ -1,4 +1,4 @@
-"""Disks that stop, break, vanish, are full or read-only under a daemon that reads experts."""
+"""Disks that stop, slow down, break, vanish, are full or read-only under a daemon that reads."""
 
 from __future__ import annotations
 
@@ -148,6 +148,19 @@ async def test_a_disk_that_stops_delays_answers_and_nothing_else(
             assert 'emberd_requests_total{outcome="cancelled"} 1' in await response.text()
         daemon.process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(daemon.process.wait(), SECONDS) == 0
+
+
+async def test_a_slow_disk_delays_answers_and_changes_none(
+    demo_artifact: Path, tmp_path: Path, preloaded: Path
+) -> None:
+    async with serving(demo_artifact, tmp_path, preloaded) as daemon:
+        _, good = await daemon.ask()
+        (tmp_path / "slow").touch()
+        answers = await asyncio.gather(daemon.ask(), daemon.ask())  # one waits for the other
+        assert [(status, answer["choices"]) for status, answer in answers] == [
+            (200, good["choices"])
+        ] * 2
+        assert (await daemon.health())["status"] == "ok"
 
 
 async def test_settings_are_reloaded_once_the_disk_goes_on(
