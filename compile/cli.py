@@ -35,9 +35,15 @@ EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status (argparse itself exits for --help and misuse)."""
+    """Run one command; returns the exit status (argparse itself exits for --help and misuse).
+
+    Without a command it is an error, and the help tells which there are.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
+    if not given:
+        parser.print_help(sys.stderr)
+        return EXIT_ERROR
     command = parser.parse_args(given[:1]).command
     try:
         module = importlib.import_module(COMMANDS[command][0])

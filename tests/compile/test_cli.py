@@ -42,7 +42,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert output.err.startswith("emberc: error: ") and output.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["melt"], ["--melt"], ["inspect"], ["convert", "a"]])
+@pytest.mark.parametrize("arguments", [["melt"], ["--melt"], ["inspect"], ["convert", "a"]])
 def test_misuse_shows_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         cli.main(arguments)
@@ -67,6 +67,15 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: emberc" in printed
     if arguments == ["--help"]:
         assert all(summary in printed for _, summary in cli.COMMANDS.values())
+
+
+def test_without_a_command_the_help_tells_which_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main([]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert all(summary in printed.err for _, summary in cli.COMMANDS.values())
 
 
 def test_every_command_has_a_module() -> None:
