@@ -33,7 +33,7 @@ class Config:
             routing weight is below stall_weight are skipped, which changes answers. 0: none are.
         stall_weight: see there.
         max_queue: requests that may wait for a slot; more get 429.
-        max_body_bytes: largest request body; more gets 413.
+        max_body_bytes: largest request body, in bytes or with a unit such as 8M; more gets 413.
         keep_alive: how long an idle model stays in memory: seconds, or a text such as "5m";
             negative means for ever. Unloading it forgets the conversations in its slots.
         drain_seconds: how long requests may still run after SIGTERM.
@@ -123,7 +123,7 @@ def _checked(where: str, name: str, value: Any, kind: type[Any]) -> Any:
             value = float(value)  # 1e3, which is text in YAML 1.1
     if name == "keep_alive" and isinstance(value, str):
         value = _seconds(where, value)
-    if name == "expert_budget" and isinstance(value, str):
+    if name in ("expert_budget", "max_body_bytes") and isinstance(value, str):
         value = _bytes(where, value)
     if kind is float and type(value) is int:
         value = float(value) if abs(value) < _HUGE else math.inf  # which no range has

@@ -51,6 +51,8 @@ def test_a_file_may_leave_all_settings_at_their_defaults(tmp_path: Path, text: s
         ),
         ("expert_budget: 1" + "0" * 400, "expert_budget: expected the bytes of memory"),
         ("expert_budget: 1" + "0" * 5000, "not YAML: "),
+        ("max_body_bytes: 8 pages", "max_body_bytes: '8 pages' is not a size such as 6G"),
+        ("max_body_bytes: 2G", "max_body_bytes: expected 1024 to "),
         ("host: 2026-99-99", "not YAML: "),
         ("reader_threads: 0", "reader_threads: expected 1 to 64"),
         ("stall_deadline: 1e9", "stall_deadline: expected 0 to 60000"),
@@ -124,3 +126,10 @@ def test_memory_for_experts(tmp_path: Path, text: str, size: int) -> None:
     path = tmp_path / "emberd.yaml"
     path.write_text(f"expert_budget: {text}\n")
     assert config.load(path, {}).expert_budget == size
+
+
+@pytest.mark.parametrize(("text", "size"), [("4096", 4096), ("8M", 8 << 20), ("2MB", 2_000_000)])
+def test_the_largest_body(tmp_path: Path, text: str, size: int) -> None:
+    path = tmp_path / "emberd.yaml"
+    path.write_text(f"max_body_bytes: {text}\n")
+    assert config.load(path, {}).max_body_bytes == size
