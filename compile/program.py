@@ -184,10 +184,11 @@ class ProgramBuilder:
         return layer
 
     def _next(self, position: int) -> int | None:
-        """Where the next block of the same kind is, in which the next layer chooses its experts."""
-        kind = self.model.stack[position].block
-        later = range(position + 1, len(self.model.stack))
-        return next((at for at in later if self.model.stack[at].block == kind), None)
+        """Where the next layer chooses its experts, if that is a block of the same kind."""
+        stack = self.model.stack
+        later = next((at for at in sorted(self.bank_indices) if at > position), None)
+        same = later is not None and stack[later].block == stack[position].block
+        return later if same else None
 
     def _buffer(
         self,
