@@ -12,9 +12,9 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,9 @@ FIFTH = TinyModel(
     dtype="BF16",
     max_context=262144,
 )
+
+WHOLE = replace(FIFTH, name="whole", layers=FIFTH.layers * 5, vocab=248320, experts=256)
+"""The real model's dimensions: 35 billion parameters."""
 
 _PART = 1 << 22  # values drawn at a time, each part from a generator of its own
 
@@ -98,13 +101,35 @@ def write(folder: Path, model: TinyModel, planted: Mapping[str, Planted] | None 
 
     `planted`: by name of a normally distributed tensor, what is added to it.
     """
+    collected = _Tensors(planted or {})
+    draw(model, collected)
+    partial = folder / "model.safetensors.partial"
+    _write_headers(folder, model, collected.tensors, partial)
+    with partial.open("ab") as file:
+        for values in _drawn(collected.tensors):
+            file.write(values.data)
+    partial.rename(folder / "model.safetensors")
+
+
+def write_structure(folder: Path, model: TinyModel) -> None:
+    """Write the checkpoint with zeros for weights, as a hole that takes no place on the disk."""
+    collected = _Tensors({})
+    draw(model, collected)
+    path = folder / "model.safetensors"
+    end = _write_headers(folder, model, collected.tensors, path)
+    with path.open("ab") as file:
+        file.truncate(file.tell() + end)
+
+
+def _write_headers(
+    folder: Path, model: TinyModel, tensors: Sequence[_Tensor], weights: Path
+) -> int:
+    """All of a checkpoint but the bytes of its weights; returns how many those are."""
     folder.mkdir(parents=True, exist_ok=True)
     config = json.dumps(configuration(model), indent=1)
     (folder / "config.json").write_text(config, encoding="utf-8")
-    collected = _Tensors(planted or {})
-    draw(model, collected)
     header, end = {}, 0
-    for tensor in collected.tensors:
+    for tensor in tensors:
         start, end = end, end + 2 * math.prod(tensor.shape)
         header[tensor.name] = {
             "dtype": "BF16",
@@ -113,12 +138,8 @@ def write(folder: Path, model: TinyModel, planted: Mapping[str, Planted] | None 
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    partial = folder / "model.safetensors.partial"
-    with partial.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for values in _drawn(collected.tensors):
-            file.write(values.data)
-    partial.rename(folder / "model.safetensors")
+    weights.write_bytes(len(text).to_bytes(8, "little") + text)
+    return end
 
 
 def write_fifth(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +42,16 @@ class Samples:
     reads: list[float] = field(default_factory=list)
 
 
+@dataclass
+class Starts:
+    """Of fresh processes: seconds from starting the process, and from loading the model, to the
+    first token; and the most bytes that were resident."""
+
+    exec: Samples = field(default_factory=Samples)
+    load: Samples = field(default_factory=Samples)
+    peak: Samples = field(default_factory=Samples)
+
+
 class Bench:
     """Measures the model in `paths`, a file or folder for each side.
 
@@ -69,6 +80,7 @@ class Bench:
                     limit = stack.enter_context(MemoryLimit(memory.limit))
                 workers.append(stack.enter_context(Worker(side, limit)))
             for worker in workers:
+                wait_until_quiet(PATIENCE_SECONDS)
                 self._start(worker, threads, context, streams, memory)
             yield workers
 
@@ -96,18 +108,19 @@ class Bench:
                 taken.reads += [self._read.measure(threads) for _ in range(_READS)]
         return taken
 
-    def starts(
-        self, threads: int, context: int, then: Callable[[Worker], Reply]
-    ) -> tuple[Samples, Samples]:
-        """Of fresh processes: seconds from load to the first token, and peak bytes after `then`."""
-        seconds, peaks = Samples(), Samples()
+    def starts(self, threads: int, context: int, then: Callable[[Worker], Reply]) -> Starts:
+        """Of fresh processes, which do `then` after their first token."""
+        found = Starts()
         for _ in range(SAMPLES):
             for side in SIDES:
+                wait_until_quiet(PATIENCE_SECONDS)
+                started = time.perf_counter()
                 with Worker(side) as worker:
                     reply = self._start(worker, threads, context)
-                    seconds.values[side].append(reply.seconds)
-                    peaks.values[side].append(then(worker).peak_bytes)
-        return seconds, peaks
+                    found.exec.values[side].append(time.perf_counter() - started)
+                    found.load.values[side].append(reply.seconds)
+                    found.peak.values[side].append(then(worker).peak_bytes)
+        return found
 
     def _start(
         self,
@@ -117,7 +130,6 @@ class Bench:
         streams: int = 1,
         memory: Memory | None = None,
     ) -> Reply:
-        wait_until_quiet(PATIENCE_SECONDS)
         load = ForeignLoad()
         path = str(self._paths[worker.side])
         reply = worker.call(

@@ -23,20 +23,27 @@ def prepare(
 
     Checkpoint and peer's file are kept from run to run. `artifact`: taken instead of a new one.
     """
-    source, converted, peer = folder / "checkpoint", folder / "converted", folder / "peer.gguf"
-    if not (source / "model.safetensors").exists():
-        _make("checkpoint", source, write)
+    converted, peer = folder / "converted", folder / "peer.gguf"
+    if not (folder / "checkpoint" / "model.safetensors").exists():
         peer.unlink(missing_ok=True)
-    _make("converted model", converted, lambda path: convert(source, path))
+    model = prepare_converted(folder, write)
     if not peer.exists():
         from bench import peer_file  # gguf comes with the extra
 
-        model = ConvertedModel.load(converted)
         _make("peer's file", peer, lambda path: peer_file.write(model, RECIPE, path))
     if artifact is None:
         artifact = folder / "artifact"
         _make("artifact", artifact, lambda path: build(converted, path, "host", RECIPE))
     return {"emberd": artifact, "peer": peer}
+
+
+def prepare_converted(folder: Path, write: Callable[[Path], object]) -> ConvertedModel:
+    """The checkpoint, unless `folder` has it already, and the converted model."""
+    source, converted = folder / "checkpoint", folder / "converted"
+    if not (source / "model.safetensors").exists():
+        _make("checkpoint", source, write)
+    _make("converted model", converted, lambda path: convert(source, path))
+    return ConvertedModel.load(converted)
 
 
 def _make(what: str, path: Path, make: Callable[[Path], object]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,13 +46,21 @@ def test_is_the_same_every_time(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/*.partial"))
 
 
+def test_a_structure_is_a_checkpoint_of_zeros_that_takes_no_place(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "drawn", TINY)
+    checkpoint.write_structure(tmp_path / "zeros", TINY)
+    drawn, zeros = (tmp_path / name / "model.safetensors" for name in ("drawn", "zeros"))
+    assert zeros.stat().st_size == drawn.stat().st_size
+    assert zeros.stat().st_blocks < drawn.stat().st_blocks
+    model = convert(tmp_path / "zeros", tmp_path / "converted")
+    assert not model.read_weight(model.stack[0].weights["embedding"]).any()
+
+
 def test_a_fifth_of_the_real_model() -> None:
     def parameters(model: TinyModel) -> int:
         collected = checkpoint._Tensors({})
         draw(model, collected)
         return sum(math.prod(tensor.shape) for tensor in collected.tensors)
 
-    fifth = checkpoint.FIFTH
-    assert parameters(fifth) == pytest.approx(2.1e9, rel=0.01)
-    real = replace(fifth, layers=fifth.layers * 5, vocab=fifth.vocab * 5, experts=256)
-    assert parameters(real) == pytest.approx(34.7e9, rel=0.01)
+    assert parameters(checkpoint.FIFTH) == pytest.approx(2.1e9, rel=0.01)
+    assert parameters(checkpoint.WHOLE) == pytest.approx(34.7e9, rel=0.01)

@@ -15,7 +15,7 @@ from emberd.daemon.artifact import Artifact
 
 from bench import multiply, outside
 from bench.figures import FULL, QUICK, Plan, measure
-from bench.measure import Samples
+from bench.measure import Samples, Starts
 from bench.outside import Token
 from bench.table import row
 from bench.worker import Reply, WorkerError
@@ -68,8 +68,10 @@ class FakeBench:
 
     def starts(self, threads: int, context: int, then: Callable[[Recorder], Reply]) -> Any:
         peak = then(self.worker).peak_bytes
-        return Samples({"emberd": [1.0], "peer": [2.0]}), Samples(
-            {"emberd": [peak], "peer": [peak]}
+        return Starts(
+            exec=Samples({"emberd": [3.0], "peer": [4.0]}),
+            load=Samples({"emberd": [1.0], "peer": [2.0]}),
+            peak=Samples({"emberd": [peak], "peer": [peak]}),
         )
 
 
@@ -97,6 +99,7 @@ def test_one_of_each(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> Non
         "decode, context 100",
         "decode, context 100: moved beside memory read",
         "decode, 4 streams",
+        "exec to first token",
         "load to first token",
         "peak memory",
         "token: outside kernels beside all of it",
