@@ -14,6 +14,7 @@ from emberd.compile.kernels.shared_expert import shared_expert_scratch
 from emberd.compile.kernels.weighted_sum import weighted_sum
 from emberd.compile.quantize.activations import Precision, quantise_reference
 from emberd.compile.quantize.formats import FORMATS, pack_expert, unpack_expert
+from random_shapes import odd, random_shapes
 
 Case = tuple[str, Precision, int, int, int, int, int]
 CASES: list[Case] = [
@@ -25,6 +26,23 @@ CASES: list[Case] = [
     ("q4", "int16", 64, 96, 4, 2, 96),
     ("q4", "int8", 64, 32, 4, 2, 0),
 ]
+CASES += random_shapes(
+    "mixture",
+    lambda r: (
+        r.choice(["q8", "q4"]),
+        r.choice(["int8", "int16"]),
+        *(32 * r.randint(1, 6) for _ in range(2)),
+        odd(r, 5, 30),
+        r.randint(1, 5),
+        32 * r.randint(0, 3),
+    ),
+    count=1,
+)
+CASES += random_shapes(
+    "mixture in float32",
+    lambda r: ("f32", "float32", odd(r, 21, 70), odd(r, 1, 40), odd(r, 5, 9), 3, odd(r, 1, 20)),
+    count=1,
+)
 SHARED_CASES = [case for case in CASES if case[-1]]
 TOKENS = 77
 SPARE = 3  # slots of the bank that no id refers to

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.block_maxima import block_maxima, reference
+from random_shapes import odd, random_shapes
 
 SIZES = [(1, 64), (64, 64), (63, 64), (300, 64), (999, 7), (50000, 64)]  # columns, block
+SIZES += random_shapes("block_maxima", lambda r: (odd(r, 1, 2000), r.randint(1, 70)))
 TOKENS = 5
 
 

@@ -13,9 +13,14 @@ from emberd.compile.kernels.cached_attention import (
     cached_attention_scratch,
     reference,
 )
+from random_shapes import odd, random_shapes
 
 DIMENSIONS = ("query_heads", "kv_heads", "head_dim")
 CASES = [(1, 1, 5), (4, 2, 8), (6, 2, 24), (8, 1, 32), (16, 1, 48)]
+CASES += random_shapes(
+    "cached_attention",
+    lambda r: ((heads := r.randint(1, 3)) * r.randint(1, 8), heads, odd(r, 3, 70)),
+)
 TOKENS = 20
 CHUNKS = [[20], [1] * 20, [1, 7, 12], [17, 1, 2]]
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.causal_convolution import causal_convolution, reference
+from random_shapes import odd, random_shapes
 
 CASES = [(5, 4), (24, 2), (48, 4), (160, 3)]  # channels, kernel size
+CASES += random_shapes("causal_convolution", lambda r: (odd(r, 1, 99), r.randint(2, 6)))
 CHUNKS = [[9], [1] * 9, [1, 2, 1, 5], [4, 1, 4]]
 
 

@@ -10,8 +10,12 @@ from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.embedding import embedding, embedding_scratch, reference
 from emberd.compile.quantize.formats import FORMATS
 from emberd.daemon.errors import EmberdError
+from random_shapes import odd, random_shapes
 
 CASES = [("f32", 11, 45), ("f32", 5, 64), ("q8", 50, 96), ("q4", 50, 96), ("q4", 16, 32)]
+CASES += random_shapes(
+    "embedding", lambda r: (r.choice(["q8", "q4"]), odd(r, 1, 70), 32 * r.randint(1, 9))
+)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.gated_activation import Kind, gated_activation, reference
+from random_shapes import odd, random_shapes
 
 CASES: list[tuple[Kind, int]] = [("silu", 5), ("silu", 48), ("sigmoid", 7), ("sigmoid", 2048)]
+CASES += random_shapes("gated_activation", lambda r: ("silu", odd(r, 1, 300)))
 TOKENS = 5
 
 

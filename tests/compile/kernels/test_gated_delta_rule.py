@@ -12,9 +12,19 @@ from emberd.compile.kernels.gated_delta_rule import (
     gated_delta_rule_scratch,
     reference,
 )
+from random_shapes import odd, random_shapes
 
 DIMENSIONS = ("key_heads", "value_heads", "key_dim", "value_dim")
 CASES = [(1, 3, 5, 7), (2, 4, 8, 8), (2, 2, 24, 40), (1, 2, 32, 128)]
+CASES += random_shapes(
+    "gated_delta_rule",
+    lambda r: (
+        (heads := r.randint(1, 3)),
+        heads * r.randint(1, 4),
+        odd(r, 3, 60),
+        r.choice([odd(r, 3, 60), 16 * r.randint(1, 9)]),
+    ),
+)
 TOKENS = 11
 CHUNKS = [[11], [1] * 11, [3, 1, 7], [1, 8, 2]]
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.gated_sum import gated_sum, reference
+from random_shapes import odd, random_shapes
 
-COLUMNS = [6, 48, 2048]
+COLUMNS = [6, 48, 2048, *random_shapes("gated_sum", lambda r: odd(r, 1, 300))]
 TOKENS = 5
 
 

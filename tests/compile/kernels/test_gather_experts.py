@@ -10,6 +10,7 @@ from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.gather_experts import Matrix, gather_experts, reference
 from emberd.compile.quantize.formats import FORMATS, pack_expert, unpack_expert
 from emberd.daemon.errors import EmberdError
+from random_shapes import odd, random_shapes
 
 CASES = [  # format, hidden, intermediate, experts, top_k
     ("f32", 19, 7, 5, 2),
@@ -18,6 +19,15 @@ CASES = [  # format, hidden, intermediate, experts, top_k
     ("q8", 32, 160, 4, 2),
     ("q4", 320, 96, 12, 5),
 ]
+CASES += random_shapes(
+    "gather_experts",
+    lambda r: (
+        r.choice(["q8", "q4"]),
+        *(32 * r.randint(1, 6) for _ in range(2)),
+        odd(r, 5, 15),
+        r.randint(1, 5),
+    ),
+)
 MATRICES: tuple[Matrix, ...] = ("gate_up", "down")
 TOKENS = 3
 SPARE = 3  # slots of the bank that no id refers to

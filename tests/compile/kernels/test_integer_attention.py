@@ -18,9 +18,20 @@ from emberd.compile.kernels.integer_attention import (
 )
 from emberd.compile.kernels.integer_cache import reference as as_cached
 from emberd.compile.kernels.integer_cache import row_elements
+from random_shapes import odd, random_shapes
 
 DIMENSIONS = ("query_heads", "kv_heads", "head_dim", "bits")
 CASES = [(1, 1, 5, 16), (6, 2, 24, 8), (6, 2, 24, 16), (8, 1, 32, 8), (16, 1, 48, 16)]
+CASES += random_shapes(
+    "integer_attention",
+    lambda r: ((heads := r.randint(1, 3)) * r.randint(1, 8), heads, odd(r, 3, 70), 8),
+    count=1,
+)
+CASES += random_shapes(
+    "integer_attention of 16 bits",
+    lambda r: ((heads := r.randint(1, 3)) * odd(r, 1, 9), heads, 8 * r.randint(1, 12), 16),
+    count=1,
+)
 TOKENS = 20
 CHUNKS = [[1] * TOKENS, [1, 7, 12], [17, 1, 2]]
 LARGEST_CONTEXT = SLOTS * SPLIT + 5 + TOKENS  # that decoding goes through in two waves

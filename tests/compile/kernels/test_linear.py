@@ -16,6 +16,7 @@ from emberd.compile.quantize.activations import (
 )
 from emberd.compile.quantize.formats import FORMATS
 from emberd.daemon.errors import EmberdError
+from random_shapes import odd, random_shapes
 
 Case = tuple[str, Precision, int, int, bool]
 CASES: list[Case] = [  # format, activations, n, k, residual
@@ -32,6 +33,13 @@ CASES: list[Case] = [  # format, activations, n, k, residual
     ("q4", "int16", 7, 32, True),
     ("q4", "int16", 37, 96, False),
 ]
+CASES += random_shapes(
+    "linear",
+    lambda r: ("q4", r.choice(["int8", "int16"]), odd(r, 1, 99), 32 * r.randint(1, 9), True),
+)
+CASES += random_shapes(
+    "linear in float32", lambda r: ("f32", "float32", odd(r, 1, 50), odd(r, 1, 200), False)
+)
 INT16 = [case for case in CASES if case[1] == "int16"]
 LOUD: list[Case] = [("q4", "int8", 37, 96, False), ("q4", "int16", 37, 96, False)]
 TOKENS = 21  # two blocks of 8 and a rest

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.rms_norm import reference, rms_norm
+from random_shapes import odd, random_shapes
 
 CASES = [  # columns, zero_centred, gated
     (5, True, False),
@@ -16,6 +17,8 @@ CASES = [  # columns, zero_centred, gated
     (200, True, False),
     (1024, True, False),
 ]
+CASES += random_shapes("rms_norm", lambda r: (odd(r, 1, 300), True, False), count=1)
+CASES += random_shapes("gated rms_norm", lambda r: (odd(r, 1, 300), False, True), count=1)
 EPS = 1e-6
 ROWS = 6
 

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.rotary_embedding import reference, rotary_embedding
+from random_shapes import random_shapes
 
 CASES = [(1, 6, 2), (3, 10, 6), (2, 8, 8), (4, 64, 16), (2, 40, 32)]  # heads, D, rotary_dim
+CASES += random_shapes(
+    "rotary_embedding",
+    lambda r: (r.randint(1, 5), (half := r.randint(1, 40)) * 2 + r.randint(0, 9), half * 2),
+)
 POSITIONS = np.array([0, 1, 2, 1000, 77777, 262143], np.int32)
 
 

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.router import padded, reference, router
+from random_shapes import odd, random_shapes
 
 CASES = [(64, 256, 8), (40, 2, 1), (33, 17, 4), (16, 9, 9)]  # hidden, experts, top_k
+
+CASES += random_shapes("router", lambda r: (odd(r, 9, 99), odd(r, 11, 200), r.randint(1, 10)))
 
 
 @pytest.fixture(scope="module")

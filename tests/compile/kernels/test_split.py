@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.split import reference, split
+from random_shapes import odd, random_shapes
 
 WIDTHS = [(256, 256), (6, 10), (16, 32, 48), (1, 3)]
+WIDTHS += random_shapes("split", lambda r: tuple(odd(r, 1, 99) for _ in range(r.randint(2, 4))))
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from emberd.compile.isa.isa import Isa
 from emberd.compile.kernels.weighted_sum import reference, weighted_sum
+from random_shapes import odd, random_shapes
 
 SHAPES = [(1, 16), (3, 19), (10, 320)]  # top_k, columns
+SHAPES += random_shapes("weighted_sum", lambda r: (r.randint(1, 12), odd(r, 1, 300)))
 
 
 @pytest.fixture(scope="module")
